@@ -1,0 +1,68 @@
+"""Every error kvpager raises, and whose fault it is.
+
+    KVPagerError
+    ├── ConfigError          yours: a size, option or argument is wrong; fix it and start again
+    ├── RequestError         the client's: this request can never run; nothing was changed
+    ├── ModelError           the model's: the files are missing or damaged
+    │   └── UnsupportedModel     it would run wrong here, so it does not run
+    ├── MissingExtra         a dependency is not installed; the message names the extra
+    ├── OutOfBlocks          nobody's: the pool is full; free something and retry, nothing was changed
+    ├── TierError            the storage's: content is lost or late; it is recomputed
+    └── InvariantError       ours: please report it; the books no longer agree
+"""
+
+
+class KVPagerError(Exception):
+    """Base of all errors of kvpager."""
+
+
+class ConfigError(KVPagerError, ValueError):
+    """A setting or an argument is wrong. Fix it and call again; nothing was changed."""
+
+
+class RequestError(KVPagerError, ValueError):
+    """A request that can never run as asked. The message names the limit; nothing was changed."""
+
+
+class ModelError(KVPagerError):
+    """A model can't be loaded: its files are missing, damaged or not a model."""
+
+
+class UnsupportedModel(ModelError):
+    """The model's attention is not one that kvpager computes exactly. The message says which part."""
+
+
+class MissingExtra(KVPagerError, ImportError):
+    """A dependency of an optional part is not installed."""
+
+    def __init__(self, package: str, extra: str, purpose: str) -> None:
+        super().__init__(f"{purpose} needs the package {package!r}: pip install 'kvpager[{extra}]'")
+        self.package = package
+        self.extra = extra
+
+
+class OutOfBlocks(KVPagerError, MemoryError):
+    """The pool can't give the blocks asked for. Nothing was changed: free sequences, or grow the pool, and retry.
+
+    Attributes, all in blocks: ``needed`` by the call, ``free`` now, ``pinned`` (held by open steps and transfers),
+    ``reclaimable`` (cached pages that could still have been dropped).
+    """
+
+    def __init__(self, needed: int, free: int, pinned: int, reclaimable: int, total: int) -> None:
+        super().__init__(
+            f"{needed} blocks needed, but {free} are free and {reclaimable} reclaimable of {total} "
+            f"({pinned} held by open steps and transfers). Free or truncate sequences, or grow the pool."
+        )
+        self.needed = needed
+        self.free = free
+        self.pinned = pinned
+        self.reclaimable = reclaimable
+        self.total = total
+
+
+class TierError(KVPagerError):
+    """Content of a tier is lost, wrong or late. Whoever asked recomputes it."""
+
+
+class InvariantError(KVPagerError, AssertionError):
+    """The bookkeeping contradicts itself: a bug of kvpager. The failed call changed nothing."""
