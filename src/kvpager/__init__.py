@@ -1,0 +1,75 @@
+"""kvpager: virtual memory for LLM inference.
+
+A sequence's KV cache is a run of virtual pages; a page table maps them to physical blocks of a preallocated pool.
+Names are loaded when they are first used, so that ``import kvpager`` is light and never imports torch.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+from kvpager.errors import (
+    ConfigError,
+    InvariantError,
+    KVPagerError,
+    MissingExtra,
+    ModelError,
+    OutOfBlocks,
+    RequestError,
+    TierError,
+    UnsupportedModel,
+)
+from kvpager.version import __version__
+
+if TYPE_CHECKING:
+    from kvpager import attention
+    from kvpager.assemble import open_cache
+    from kvpager.cache.paged_cache import PagedCache
+    from kvpager.cache.reclaim import Watermarks
+    from kvpager.cache.sequence import Sequence
+    from kvpager.memory.layout import KVLayout, LayerSpec
+    from kvpager.prefix.hashing import Media, Scope
+
+_HOME = {
+    "KVLayout": "kvpager.memory.layout",
+    "LayerSpec": "kvpager.memory.layout",
+    "Media": "kvpager.prefix.hashing",
+    "PagedCache": "kvpager.cache.paged_cache",
+    "Scope": "kvpager.prefix.hashing",
+    "Sequence": "kvpager.cache.sequence",
+    "Watermarks": "kvpager.cache.reclaim",
+    "open_cache": "kvpager.assemble",
+}
+
+__all__ = [
+    "ConfigError",
+    "InvariantError",
+    "KVLayout",
+    "KVPagerError",
+    "LayerSpec",
+    "Media",
+    "MissingExtra",
+    "ModelError",
+    "OutOfBlocks",
+    "PagedCache",
+    "RequestError",
+    "Scope",
+    "Sequence",
+    "TierError",
+    "UnsupportedModel",
+    "Watermarks",
+    "__version__",
+    "attention",
+    "open_cache",
+]
+
+
+def __getattr__(name: str) -> object:
+    if name == "attention":
+        return import_module("kvpager.attention")
+    if name in _HOME:
+        return getattr(import_module(_HOME[name]), name)
+    raise AttributeError(f"module 'kvpager' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

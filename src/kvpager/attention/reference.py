@@ -1,0 +1,154 @@
+"""The slow, obvious attention that every other backend is measured against: exact softmax in fp32, any torch device.
+
+Per sequence: gather its pages, cut off what is not a token of it (unused slots may hold anything, NaN included),
+score, mask, softmax, weigh. MHA, GQA and MQA; sliding window; soft-cap; sinks.
+"""
+
+import math
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from kvpager.attention.backend import DEFAULT_OPTIONS, LayerOptions
+from kvpager.cache.prefix_match import first_visible_page
+from kvpager.cache.step import StepBatch
+from kvpager.errors import ConfigError
+from kvpager.memory.arena import Arena
+from kvpager.tiers.rows import TORCH_DTYPE, layer_view
+
+_MAX_SCORES = 1 << 24  # scores held at once per sequence: a long prefill is cut into rows of queries
+
+
+class ReferenceBackend:
+    name = "reference"
+
+    def plan(self, batch: StepBatch, arena: Arena) -> "ReferencePlan":
+        return ReferencePlan(batch, arena)
+
+
+class ReferencePlan:
+    def __init__(self, batch: StepBatch, arena: Arena) -> None:
+        self._batch = batch
+        self._arena = arena
+        self._layout = batch.layout
+        positions = batch.positions()
+        self._slots = self._index(positions % self._layout.page_size)
+        self._new_blocks = [self._index(batch.token_blocks(g)) for g in range(self._layout.num_groups)]
+        self._spans = [_group_spans(batch, g, self._index) for g in range(self._layout.num_groups)]
+
+    def run(self, layer: int, q: Tensor, k: Tensor, v: Tensor, options: LayerOptions = DEFAULT_OPTIONS) -> Tensor:
+        place = self._layout.places[layer]
+        check_packed(self._batch, layer, q, k, v)
+        view = layer_view(self._arena, self._layout, layer)
+        blocks = self._new_blocks[place.group]
+        view[blocks, :, 0, self._slots] = k
+        view[blocks, :, 1, self._slots] = v
+        out = torch.empty_like(q)
+        window = self._layout.groups[place.group].window
+        for span in self._spans[place.group]:
+            keys, values = _gather(view, span)
+            rows = max(1, _MAX_SCORES // (q.shape[1] * keys.shape[1]))
+            for first in range(span.query_start, span.query_stop, rows):
+                last = min(first + rows, span.query_stop)
+                position = span.position + first - span.query_start
+                out[first:last] = attend(q[first:last], keys, values, position, span.first_key, window, options)
+        return out
+
+    def _index(self, ids: np.ndarray) -> Tensor:
+        return torch.as_tensor(np.ascontiguousarray(ids, np.int64), device=self._arena.device)
+
+
+class _Span:
+    """One sequence of one group: its queries in the packed batch, and the pages they see."""
+
+    __slots__ = ("blocks", "first_key", "position", "query_start", "query_stop", "skip", "stop")
+
+    def __init__(self, query_start: int, query_stop: int, position: int, first_key: int, skip: int, stop: int, blocks: Tensor):
+        self.query_start = query_start
+        self.query_stop = query_stop
+        self.position = position  # of the first query
+        self.first_key = first_key  # position of the first key that is read
+        self.skip = skip  # slots of the first page before it
+        self.stop = stop  # slots of all pages up to the last token
+        self.blocks = blocks  # [pages]
+
+
+def _group_spans(batch: StepBatch, group: int, index) -> list[_Span]:  # type: ignore[no-untyped-def]
+    page_size, window = batch.layout.page_size, batch.layout.groups[group].window
+    offsets, starts, stops = batch.offsets().tolist(), batch.starts.tolist(), batch.stops.tolist()
+    spans = []
+    for s, table in enumerate(batch.tables[group]):
+        first_page = first_visible_page(starts[s], window, page_size)
+        first_key = first_page * page_size
+        blocks = index(table[first_page : -(-stops[s] // page_size)])
+        spans.append(_Span(offsets[s], offsets[s + 1], starts[s], first_key, 0, stops[s] - first_key, blocks))
+    return spans
+
+
+def _gather(view: Tensor, span: _Span) -> tuple[Tensor, Tensor]:
+    """K and V of a sequence's visible pages in fp32: [kv_heads, keys, head_dim] each, real tokens only."""
+    pages = view.index_select(0, span.blocks)  # [pages, kv_heads, 2, page_size, head_dim]
+    num_pages, heads, _, page_size, dim = pages.shape
+    both = pages.permute(2, 1, 0, 3, 4).reshape(2, heads, num_pages * page_size, dim)[:, :, : span.stop].float()
+    return both[0], both[1]
+
+
+def attend(
+    q: Tensor, keys: Tensor, values: Tensor, position: int, first_key: int, window: int | None, options: LayerOptions
+) -> Tensor:
+    """Causal attention of one sequence: q [queries, query_heads, dim] at ``position`` on, keys and values
+    [kv_heads, keys, dim] in fp32 from position ``first_key`` on. Returns [queries, query_heads, dim] in q's dtype."""
+    num_queries, query_heads, dim = q.shape
+    kv_heads, num_keys, _ = keys.shape
+    group = query_heads // kv_heads
+    folded = q.float().view(num_queries, kv_heads, group, dim).permute(1, 2, 0, 3).reshape(kv_heads, -1, dim)
+    scale = dim**-0.5 if options.scale is None else options.scale
+    scores = torch.matmul(folded, keys.transpose(1, 2)).view(kv_heads, group, num_queries, num_keys) * scale
+    if options.softcap is not None:
+        scores = torch.tanh(scores / options.softcap) * options.softcap
+    hidden = _hidden_keys(num_queries, num_keys, position, first_key, window, q.device)
+    if hidden is not None:
+        scores = scores.masked_fill(hidden, -math.inf)
+    if options.sinks is not None:
+        sinks = options.sinks.float().view(kv_heads, group, 1, 1).expand(-1, -1, num_queries, 1)
+        weights = torch.softmax(torch.cat([scores, sinks], dim=-1), dim=-1)[..., :-1]
+    else:
+        weights = torch.softmax(scores, dim=-1)
+    out = torch.matmul(weights.reshape(kv_heads, -1, num_keys), values)
+    return out.view(kv_heads, group, num_queries, dim).permute(2, 0, 1, 3).reshape(num_queries, query_heads, dim).to(q.dtype)
+
+
+def _hidden_keys(
+    num_queries: int, num_keys: int, position: int, first_key: int, window: int | None, device: torch.device
+) -> Tensor | None:
+    """[queries, keys] true where a query must not see a key; None where every query sees every key."""
+    last_key = first_key + num_keys - 1
+    if num_queries == 1 and last_key == position and (window is None or first_key > position - window):
+        return None
+    query = torch.arange(position, position + num_queries, device=device)[:, None]
+    key = torch.arange(first_key, first_key + num_keys, device=device)[None, :]
+    hidden = key > query
+    return hidden if window is None else hidden | (key <= query - window)
+
+
+def check_packed(batch: StepBatch, layer: int, q: Tensor, k: Tensor, v: Tensor) -> None:
+    """Raises ConfigError unless q, k and v are what the batch and the layout say."""
+    layout = batch.layout
+    if not 0 <= layer < layout.layers:
+        raise ConfigError(f"layer {layer} is not one of the layout's {layout.layers} layers")
+    group = layout.groups[layout.places[layer].group]
+    tokens = batch.num_tokens
+    for name, rows in (("k", k), ("v", v)):
+        if tuple(rows.shape) != (tokens, group.kv_heads, group.head_dim):
+            raise ConfigError(
+                f"{name} has shape {tuple(rows.shape)}, expected [tokens, kv_heads, head_dim] "
+                f"({tokens}, {group.kv_heads}, {group.head_dim})"
+            )
+        if rows.dtype != TORCH_DTYPE[layout.dtype]:
+            raise ConfigError(f"{name} is {rows.dtype}, the cache holds {layout.dtype}: convert it first")
+    if q.dim() != 3 or q.shape[0] != tokens or q.shape[2] != group.head_dim or q.shape[1] % group.kv_heads:
+        raise ConfigError(
+            f"q has shape {tuple(q.shape)}, expected [tokens, query_heads, head_dim] with {tokens} tokens, "
+            f"a multiple of {group.kv_heads} heads and head_dim {group.head_dim}"
+        )

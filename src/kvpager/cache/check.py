@@ -1,0 +1,93 @@
+"""The invariants that tie the structures of a cache together; each structure checks its own books."""
+
+from collections import Counter
+
+import numpy as np
+
+from kvpager.cache.paged_cache import PagedCache
+from kvpager.cache.sequence import Sequence
+from kvpager.errors import InvariantError
+
+
+def check_cache(cache: PagedCache) -> None:
+    """Raises InvariantError, naming the invariant, unless all books of the cache agree."""
+    for tier in cache.tiers:
+        tier.check()
+    cache.index.check()
+    _check_counts(cache)
+    _check_published(cache)
+    for seq in cache.sequences.values():
+        _check_sequence(cache, seq)
+    _check_sharing(cache)
+
+
+def _check_counts(cache: PagedCache) -> None:
+    mapped: Counter[int] = Counter()
+    for seq in cache.sequences.values():
+        for table in seq.tables:
+            table.check(cache.pool.num_blocks)
+            mapped.update(table.mapped_blocks().tolist())
+    held: Counter[int] = Counter()
+    for step in cache._open_steps:
+        for blocks in step.held:
+            held.update(blocks.tolist())
+    for name, counted, kept in (("refcount", mapped, cache.pool.refcount), ("pins", held, cache.pool.pins)):
+        expected = np.zeros(cache.pool.num_blocks, np.int32)
+        expected[list(counted)] = list(counted.values())
+        if (expected != kept).any():
+            bad = int(np.argmax(expected != kept))
+            raise InvariantError(f"I2: block {bad} has {name} {kept[bad]}, but {expected[bad]} hold it")
+
+
+def _check_published(cache: PagedCache) -> None:
+    if not np.array_equal(np.flatnonzero(cache.pool.indexed), cache.index.all_blocks()):
+        raise InvariantError("I11: the pool and the prefix index disagree on what is published")
+    cached = np.flatnonzero(cache.pool.is_cached(np.arange(cache.pool.num_blocks)))
+    cache._policy.check(cached)
+    full_groups = [g for g, group in enumerate(cache.layout.groups) if group.window is None]
+    for block in cache.index.all_blocks().tolist() if full_groups else []:
+        node = cache.index.node_of_block(block)
+        parent = cache.index.parent(node)
+        if cache.index.group_of_block(block) in full_groups and cache.index.parent(parent) != -1:
+            for group in full_groups:
+                if cache.index.block(parent, group) is None:
+                    raise InvariantError(f"I16: the page before block {block} is gone, so it can't be reached")
+
+
+def _check_sequence(cache: PagedCache, seq: Sequence) -> None:
+    rows, row, page_size = cache.rows, seq.row, cache.layout.page_size
+    reserved = int(rows.reserved[row])
+    if rows.committed[row] > reserved or (rows.open_steps[row] == 0 and rows.committed[row] != reserved):
+        raise InvariantError(f"sequence {row}: {rows.committed[row]} tokens committed, {reserved} reserved")
+    for group, table in enumerate(seq.tables):
+        first, pages = int(rows.first_page[group, row]), cache.layout.num_pages(reserved)
+        if len(table) != pages or len(table.mapped_blocks()) != pages - min(first, pages):
+            raise InvariantError(f"I7: sequence {row} of {reserved} tokens has {len(table.mapped_blocks())} pages")
+        if reserved % page_size and rows.tail[group, row] != table.snapshot()[pages - 1]:
+            raise InvariantError(f"sequence {row}: the last block is not the one noted")
+    if seq._node is not None and cache.index.num_nodes:
+        depth, node = 0, seq._node
+        while cache.index.parent(node) != -1:
+            depth, node = depth + 1, cache.index.parent(node)
+        if depth != rows.published[row] or node != seq._root:
+            raise InvariantError(f"sequence {row} stands {depth} pages deep, not {rows.published[row]}")
+
+
+def _check_sharing(cache: PagedCache) -> None:
+    """I9: two tables share a block only with equal scope and equal tokens up to the shorter end of it."""
+    first_owner: dict[int, tuple[Sequence, int]] = {}
+    page_size = cache.layout.page_size
+    for seq in cache.sequences.values():
+        if seq.tokens is None:
+            continue
+        for table in seq.tables:
+            for page, block in enumerate(table.snapshot()[: len(table)].tolist()):
+                if block < 0:
+                    continue
+                other, at = first_owner.setdefault(block, (seq, page))
+                end = min((page + 1) * page_size, seq.length, other.length)
+                if other is seq or other.tokens is None:
+                    continue
+                same = at == page and seq.scope == other.scope and seq.tokens[:end] == other.tokens[:end]
+                if not same:
+                    raise InvariantError(f"I9: block {block} is shared by sequences of different content")

@@ -1,0 +1,35 @@
+"""Counts and times page faults by kind. Knows nothing of how they are resolved."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+from kvpager.types import Clock, FaultKind
+
+
+@dataclass(frozen=True, slots=True)
+class FaultCount:
+    """``pages`` faulted in, and the ``seconds`` their handling took, since the cache was opened."""
+
+    pages: int
+    seconds: float
+
+
+class FaultLog:
+    """One counter per FaultKind; counters never go down."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._pages = dict.fromkeys(FaultKind, 0)
+        self._seconds = dict.fromkeys(FaultKind, 0.0)
+
+    @contextmanager
+    def handling(self, kind: FaultKind, pages: int) -> Iterator[None]:
+        """Wraps the handling of ``pages`` faults; a handling that raises is not counted."""
+        start = self._clock()
+        yield
+        self._pages[kind] += pages
+        self._seconds[kind] += self._clock() - start
+
+    def counts(self) -> dict[FaultKind, FaultCount]:
+        return {kind: FaultCount(self._pages[kind], self._seconds[kind]) for kind in FaultKind}

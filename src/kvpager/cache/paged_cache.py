@@ -1,0 +1,612 @@
+"""The paged KV cache: sequences over one pool. Opens and closes steps, resolves faults, publishes and gives back.
+
+It decides nothing about order (eviction/), touches no bytes itself (the arena and the row access do) and knows no
+model. One thread owns it. Every call either does its work or raises and leaves everything as it was.
+"""
+
+from collections.abc import Iterable, Mapping
+from collections.abc import Sequence as List
+
+import numpy as np
+
+from kvpager.cache.fault import FaultLog
+from kvpager.cache.prefix_match import PrefixMatch, PrefixMatcher, first_visible_page, page_labels
+from kvpager.cache.reclaim import Reclaimer
+from kvpager.cache.sequence import Sequence, token_array
+from kvpager.cache.sequence_rows import SequenceRows
+from kvpager.cache.statistics import CacheStatistics, PrefixCounts
+from kvpager.cache.step import Step, StepBatch
+from kvpager.errors import ConfigError, OutOfBlocks
+from kvpager.eviction.policy import EvictionPolicy
+from kvpager.memory.arena import Arena
+from kvpager.memory.block import BlockState
+from kvpager.memory.block_pool import BlockPool
+from kvpager.memory.layout import KVLayout
+from kvpager.memory.page_table import UNMAPPED, PageTable
+from kvpager.prefix.hashing import Scope, root_key
+from kvpager.prefix.index import PrefixIndex
+from kvpager.tiers.tier import Tier
+from kvpager.types import ContentKey, FaultKind, NodeId
+
+ANY_SCOPE = Scope()
+
+
+class PagedCache:
+    """Made by ``open_cache()``. A context: leaving it frees all sequences."""
+
+    def __init__(
+        self,
+        *,
+        layout: KVLayout,
+        pool: BlockPool,
+        index: PrefixIndex,
+        policy: EvictionPolicy,
+        reclaimer: Reclaimer,
+        faults: FaultLog,
+        access: "object",
+        tiers: List[Tier],
+        fingerprint: bytes,
+        prefix_cache: bool,
+        match_inside_pages: bool,
+        rewind: int,
+    ) -> None:
+        self.layout = layout
+        self.pool = pool
+        self.index = index
+        self.tiers = tuple(tiers)
+        self.rows = SequenceRows(layout.num_groups)
+        self.sequences: dict[int, Sequence] = {}  # by row
+        self._policy = policy
+        self._reclaimer = reclaimer
+        self._faults = faults
+        self._access = access
+        self._fingerprint = fingerprint
+        self._prefix_cache = prefix_cache
+        self._rewind = rewind
+        self._matcher = PrefixMatcher(layout, index, match_inside_pages)
+        self._windows = [group.window for group in layout.groups]
+        self._open_steps: list[Step] = []
+        self._root_keys: dict[tuple[str, str, str], ContentKey] = {}
+        self._lookups = self._prompt_tokens = self._hit_tokens = self._computed_tokens = 0
+        self._deduplicated = 0
+
+    # -- questions ----------------------------------------------------------------------------------------------
+
+    @property
+    def arena(self) -> Arena:
+        return self.pool.arena
+
+    @property
+    def num_available(self) -> int:
+        """Blocks a call could get: free, or reclaimable."""
+        counts = self.pool.counts()
+        return counts.free + counts.cached
+
+    @property
+    def min_watermark(self) -> int:
+        return self._reclaimer.watermarks.min
+
+    def lookup(self, tokens: Iterable[int], scope: Scope = ANY_SCOPE) -> PrefixMatch:
+        """How much of the prompt ``tokens`` is on the device. At least one token is always left to compute."""
+        ids = token_array(tokens)
+        return self._match(ids, scope, len(ids) - 1)
+
+    def statistics(self) -> CacheStatistics:
+        live = np.fromiter(self.sequences, np.int64, len(self.sequences))
+        tokens, waste = self._tokens_and_waste(live)
+        return CacheStatistics(
+            blocks=self.pool.counts(),
+            faults=self._faults.counts(),
+            prefix=PrefixCounts(self._lookups, self._prompt_tokens, self._hit_tokens),
+            reclaim=self._reclaimer.counts(),
+            sequences=len(live),
+            tokens=tokens,
+            computed_tokens=self._computed_tokens,
+            waste_tokens=waste,
+            shared_blocks=int((self.pool.refcount > 1).sum()),
+            published_blocks=self.index.num_entries,
+            deduplicated_blocks=self._deduplicated,
+            table_bytes=sum(table.nbytes for seq in self.sequences.values() for table in seq.tables),
+            block_bytes=self.layout.block_bytes,
+        )
+
+    def _tokens_and_waste(self, live: np.ndarray) -> tuple[int, int]:
+        reserved = self.rows.reserved[live]
+        filled = reserved % self.layout.page_size
+        partial = filled > 0
+        waste = 0
+        for tails in self.rows.tail[:, live][:, partial]:
+            fill_of_block: dict[int, int] = {}
+            for block, fill in zip(tails.tolist(), filled[partial].tolist(), strict=True):
+                if not self.pool.indexed[block]:
+                    fill_of_block[block] = max(fill, fill_of_block.get(block, 0))
+            waste += sum(self.layout.page_size - fill for fill in fill_of_block.values())
+        return int(self.rows.committed[live].sum()), waste
+
+    # -- sequences ----------------------------------------------------------------------------------------------
+
+    def sequence(
+        self,
+        tokens: Iterable[int] | None = None,
+        *,
+        scope: Scope = ANY_SCOPE,
+        max_prefix: int | None = None,
+        publish_until: int | None = None,
+    ) -> Sequence:
+        """A new sequence. With token ids, pages whose content is known are mapped at once (``prefix_tokens``).
+
+        ``max_prefix``: reuse at most so many tokens. ``publish_until``: publish only pages that end at or before this
+        position (None: all). Without token ids the sequence is written by hand and shares nothing by content.
+        """
+        ids = None if tokens is None else token_array(tokens)
+        if ids is not None and len(ids) == 0:
+            raise ConfigError("the prompt has no tokens; give at least one, or None to write by hand")
+        row = self.rows.take()
+        seq = Sequence(self, row, ids, scope)
+        seq.tables = tuple(PageTable(self.layout.page_size) for _ in self.layout.groups)
+        self.sequences[row] = seq
+        if ids is not None and self._prefix_cache:
+            limit = len(ids) - 1 if max_prefix is None else min(len(ids) - 1, max_prefix)
+            self._adopt(seq, self._match(ids, scope, limit))
+            seq._root = self.index.enter_root(self._root_key(scope))
+            if seq._node is None:
+                seq._node = seq._root
+            pages = np.iinfo(np.int64).max if publish_until is None else publish_until // self.layout.page_size
+            self.rows.publish_until[row] = pages
+        if ids is not None:
+            self._lookups += 1
+            self._prompt_tokens += len(ids)
+            self._hit_tokens += seq.prefix_tokens
+        return seq
+
+    def _match(self, ids: "np.ndarray | object", scope: Scope, limit: int) -> PrefixMatch:
+        root = self.index.find_root(self._root_key(scope))
+        return self._matcher.match(root, ids, scope, limit)  # type: ignore[arg-type]
+
+    def _root_key(self, scope: Scope) -> ContentKey:
+        names = (scope.salt, scope.adapter, scope.adapter_version)
+        key = self._root_keys.get(names)
+        if key is None:
+            if len(self._root_keys) >= 4096:
+                self._root_keys.clear()  # bounded: names come from clients
+            key = self._root_keys[names] = root_key(self._fingerprint, self.layout.describe(), scope)
+        return key
+
+    def _adopt(self, seq: Sequence, match: PrefixMatch) -> None:
+        """Maps the pages of a match: minor faults."""
+        if match.num_tokens == 0:
+            return
+        nodes = [*match.nodes, *([] if match.inside is None else [match.inside])]
+        with self._faults.handling(FaultKind.MINOR, sum(len(nodes) - first for first in match.first_page)):
+            for group, first in enumerate(match.first_page):
+                blocks = [self.index.block(node, group) for node in nodes[first:]]
+                ids = np.array(blocks, np.int32)
+                self._policy.remove(self.pool.retain(ids))
+                seq.tables[group].map(first, ids)
+                self.rows.tail[group, seq.row] = ids[-1]
+                self.rows.first_page[group, seq.row] = first
+        self.rows.committed[seq.row] = self.rows.reserved[seq.row] = match.num_tokens
+        self.rows.published[seq.row] = len(match.nodes)
+        seq.prefix_tokens = match.num_tokens
+        if match.nodes:
+            seq._node = match.nodes[-1]
+
+    def fork(self, seq: Sequence) -> Sequence:
+        self.check_usable(seq)
+        self._check_idle(seq, "fork")
+        row = self.rows.take()
+        self.rows.copy(seq.row, row)
+        twin = Sequence(self, row, None if seq.tokens is None else seq.tokens[:], seq.scope)
+        twin.tables = tuple(table.copy() for table in seq.tables)
+        twin.prefix_tokens = seq.prefix_tokens
+        twin._node = seq._node
+        if seq._root is not None:
+            twin._root = self.index.enter_root(self._root_key(seq.scope))
+        for table in twin.tables:
+            self.pool.retain(table.mapped_blocks())
+        self.sequences[row] = twin
+        return twin
+
+    def free(self, sequences: Iterable[Sequence]) -> None:
+        """Gives all pages of these sequences back, the last page of each first, so that leaves age before roots."""
+        for seq in sequences:
+            self.check_usable(seq)
+            for table in seq.tables:
+                self._give_back(seq, table.mapped_blocks()[::-1])
+            self._forget(seq)
+
+    def _forget(self, seq: Sequence) -> None:
+        if seq._root is not None:
+            self.index.leave_root(seq._root)
+        seq.is_freed = True
+        seq.tables = ()
+        del self.sequences[seq.row]
+        self.rows.is_alive[seq.row] = False
+        if self.rows.open_steps[seq.row] == 0:
+            self.rows.give_back(seq.row)
+
+    def _give_back(self, seq: Sequence, blocks: np.ndarray) -> None:
+        """One mapping less for each block; blocks that an open step may touch stay MOVING until it has ended."""
+        if len(blocks) == 0:
+            return
+        if self.rows.open_steps[seq.row]:
+            for step in self._open_steps:
+                if seq in step.sequences:
+                    self.pool.pin(blocks)
+                    step.held.append(blocks)
+        cached = self.pool.release(blocks).cached
+        if len(cached):
+            self._policy.add(cached)
+
+    def truncate(self, seq: Sequence, length: int) -> None:
+        self.check_usable(seq)
+        self._check_idle(seq, "truncate")
+        committed = seq.length
+        if not 0 <= length <= committed:
+            raise ConfigError(f"can't truncate to {length}: the sequence has {committed} tokens")
+        for group, window in enumerate(self._windows):
+            if first_visible_page(length, window, self.layout.page_size) < self.rows.first_page[group, seq.row]:
+                raise ConfigError(
+                    f"can't truncate to {length}: pages that a token there needs lie before the window and were given "
+                    f"back; open the cache with a larger rewind (it is {self._rewind} tokens)"
+                )
+        self._cut(seq, length)
+        if seq.tokens is not None:
+            del seq.tokens[length:]
+
+    def _cut(self, seq: Sequence, length: int) -> None:
+        row, page_size = seq.row, self.layout.page_size
+        pages = self.layout.num_pages(length)
+        for group, table in enumerate(seq.tables):
+            self._give_back(seq, table.unmap(pages, len(table))[::-1])
+            self.rows.tail[group, row] = table.snapshot()[pages - 1] if pages and len(table) == pages else 0
+        while self.rows.published[row] > length // page_size:
+            assert seq._node is not None
+            seq._node = self.index.parent(seq._node)
+            self.rows.published[row] -= 1
+        self.rows.committed[row] = min(self.rows.committed[row], length)
+        self.rows.reserved[row] = length
+        seq.prefix_tokens = min(seq.prefix_tokens, length)
+
+    # -- steps --------------------------------------------------------------------------------------------------
+
+    def step(self, new_tokens: Mapping[Sequence, int]) -> Step:
+        """Opens a step that computes the next ``new_tokens[seq]`` tokens of each sequence.
+
+        Resolves every fault first: maps a block for each new page, copies shared pages that will be written. Raises
+        OutOfBlocks (nothing changed) or ConfigError. Use it as a context; leaving it commits the tokens.
+        """
+        return self.step_over(list(new_tokens), np.fromiter(new_tokens.values(), np.int64, len(new_tokens)))
+
+    def step_over(self, sequences: List[Sequence], counts: np.ndarray) -> Step:
+        """``step`` for two parallel lists. REQUIRES: the sequences are distinct."""
+        rows = np.fromiter((seq.row for seq in sequences), np.int64, len(sequences))
+        self._check_step(sequences, rows, counts)
+        page_size, num_groups = self.layout.page_size, self.layout.num_groups
+        starts = self.rows.reserved[rows]
+        stops = starts + counts
+        new_pages = -(-stops // page_size) + (-starts // page_size)
+        copies = self._pages_to_copy(rows, starts)
+        fresh = self._take(int(new_pages.sum()) * num_groups + len(copies))
+        if copies:
+            self._copy_on_write(sequences, starts, copies, fresh[: len(copies)])
+        if len(fresh) > len(copies):
+            self._map_new_pages(sequences, rows, starts, new_pages, fresh[len(copies) :])
+        self.rows.reserved[rows] = stops
+        self.rows.open_steps[rows] += 1
+        tables = tuple(tuple(seq.tables[g].snapshot() for seq in sequences) for g in range(num_groups))
+        batch = StepBatch(self.layout, rows, starts, counts, tables, self.rows.tail[:, rows])
+        step = Step(tuple(sequences), batch, self._close_step)
+        self._open_steps.append(step)
+        return step
+
+    def _check_step(self, sequences: List[Sequence], rows: np.ndarray, counts: np.ndarray) -> None:
+        if len(sequences) == 0:
+            raise ConfigError("a step needs at least one sequence")
+        if (counts < 1).any():
+            raise ConfigError("every sequence of a step needs at least one new token; leave out the others")
+        reserved = self.rows.reserved[rows].tolist()
+        for seq, start, count in zip(sequences, reserved, counts.tolist(), strict=True):
+            if seq.is_freed or seq._cache is not self:
+                self.check_usable(seq)
+            if seq.tokens is not None and start + count > len(seq.tokens):
+                raise ConfigError(
+                    f"a step of {count} tokens from position {start} needs {start + count} token ids, "
+                    f"but the sequence has {len(seq.tokens)}; append them first"
+                )
+
+    def _pages_to_copy(self, rows: np.ndarray, starts: np.ndarray) -> list[tuple[int, int]]:
+        """(group, index) of each last page that is begun, and shared or published, so that writing it copies it."""
+        partial = starts % self.layout.page_size != 0
+        if not partial.any():
+            return []
+        tails = self.rows.tail[:, rows]
+        protected = self.pool.is_write_protected(tails) & partial
+        if not protected.any():
+            return []
+        owners: dict[int, int] = {}
+        copies = []
+        for group, at in np.argwhere(protected).tolist():
+            block = int(tails[group, at])
+            left = owners.setdefault(block, int(self.pool.refcount[block]))
+            if left > 1 or self.pool.indexed[block]:  # the last owner of an unpublished page may write in place
+                owners[block] = left - 1
+                copies.append((group, at))
+        return copies
+
+    def _take(self, needed: int) -> np.ndarray:
+        if not self._reclaimer.make_free(needed):
+            counts = self.pool.counts()
+            raise OutOfBlocks(needed, counts.free, counts.pinned, counts.cached, counts.total)
+        return self.pool.allocate(needed)
+
+    def _copy_on_write(
+        self, sequences: List[Sequence], starts: np.ndarray, copies: list[tuple[int, int]], fresh: np.ndarray
+    ) -> None:
+        with self._faults.handling(FaultKind.COPY_ON_WRITE, len(copies)):
+            sources = np.array([self.rows.tail[group, sequences[at].row] for group, at in copies], np.int32)
+            self.arena.copy(sources, fresh)
+            for (group, at), source, target in zip(copies, sources, fresh.tolist(), strict=True):
+                self._repoint(sequences[at], group, int(starts[at]) // self.layout.page_size, source, target)
+
+    def _repoint(self, seq: Sequence, group: int, page: int, source: int, target: int) -> None:
+        """Page ``page`` lies in block ``target`` from now on; ``source`` has one mapping less."""
+        table = seq.tables[group]
+        if self.rows.open_steps[seq.row]:
+            table.detach()
+        table.replace(page, target)
+        if self.rows.tail[group, seq.row] == source:
+            self.rows.tail[group, seq.row] = target
+        self._give_back(seq, np.array([source], np.int32))
+
+    def _map_new_pages(
+        self, sequences: List[Sequence], rows: np.ndarray, starts: np.ndarray, new_pages: np.ndarray, fresh: np.ndarray
+    ) -> None:
+        with self._faults.handling(FaultKind.DEMAND, len(fresh)):
+            touched = np.flatnonzero(new_pages)
+            first = (-(-starts[touched] // self.layout.page_size)).tolist()
+            counts = new_pages[touched]
+            for group in range(self.layout.num_groups):
+                share = fresh[group * int(counts.sum()) :]
+                ends = np.cumsum(counts)
+                self.rows.tail[group, rows[touched]] = share[ends - 1]
+                at = 0
+                for index, page, count in zip(touched.tolist(), first, counts.tolist(), strict=True):
+                    if count == 1:
+                        sequences[index].tables[group].map_one(page, share[at])
+                    else:
+                        sequences[index].tables[group].map(page, share[at : at + count])
+                    at += count
+
+    def _close_step(self, step: Step, succeeded: bool) -> None:
+        step.is_open = False
+        self._open_steps.remove(step)
+        rows = step.batch.rows
+        self.rows.open_steps[rows] -= 1
+        alive = self.rows.is_alive[rows]
+        if not alive.all():
+            for row in rows[~alive & (self.rows.open_steps[rows] == 0)].tolist():
+                self.rows.give_back(row)
+        if succeeded:
+            self._commit(step, alive)
+        else:
+            self._take_back(step, alive)
+        for blocks in step.held:
+            settled = self.pool.unpin(blocks).cached
+            if len(settled):
+                self._policy.add(settled)
+        self._reclaimer.run_background()
+
+    def _commit(self, step: Step, alive: np.ndarray) -> None:
+        rows, stops = step.batch.rows, step.batch.stops
+        self.rows.committed[rows[alive]] = stops[alive]
+        self._computed_tokens += int(step.batch.query_lengths[alive].sum())
+        full = np.minimum(stops // self.layout.page_size, self.rows.publish_until[rows])
+        for at in np.flatnonzero(alive & (full > self.rows.published[rows])).tolist():
+            self._publish(step.sequences[at], int(full[at]))
+        for group, window in enumerate(self._windows):
+            if window is not None:
+                self._give_back_behind_window(step, alive, group, window)
+
+    def _take_back(self, step: Step, alive: np.ndarray) -> None:
+        """The step failed: its new pages are given back and nothing of it counts."""
+        for at in np.flatnonzero(alive).tolist():
+            seq = step.sequences[at]
+            if self.rows.reserved[seq.row] == step.batch.stops[at]:
+                self._cut(seq, int(step.batch.starts[at]))
+
+    def _publish(self, seq: Sequence, pages: int) -> None:
+        """Makes the full pages up to ``pages`` findable; a page whose content is findable already is shared instead."""
+        first = int(self.rows.published[seq.row])
+        assert seq.tokens is not None and seq._node is not None
+        labels = page_labels(seq.tokens, seq.scope, first, pages, self.layout.page_size)
+        for page, label in enumerate(labels, first):
+            node = self.index.open_child(seq._node, label)
+            for group, table in enumerate(seq.tables):
+                block = int(table.snapshot()[page])
+                if block != UNMAPPED:
+                    self._publish_block(seq, node, group, page, block)
+            seq._node = node
+        self.rows.published[seq.row] = pages
+
+    def _publish_block(self, seq: Sequence, node: NodeId, group: int, page: int, block: int) -> None:
+        known = self.index.block(node, group)
+        if known is None:
+            if not self.pool.indexed[block]:
+                self.index.attach(node, group, block)
+                self.pool.publish(block)
+        elif known != block:
+            self._policy.remove(self.pool.retain(np.array([known], np.int32)))
+            self._repoint(seq, group, page, block, known)
+            self._deduplicated += 1
+
+    def _give_back_behind_window(self, step: Step, alive: np.ndarray, group: int, window: int) -> None:
+        rows, page_size = step.batch.rows, self.layout.page_size
+        stops = step.batch.stops
+        visible = np.maximum(0, stops - window + 1 - self._rewind) // page_size
+        needed = np.minimum(visible, np.maximum(stops // page_size - 1, 0))  # the last full page stays: see prefix_match
+        first = self.rows.first_page[group, rows]
+        for at in np.flatnonzero(alive & (needed > first)).tolist():
+            seq = step.sequences[at]
+            table = seq.tables[group]
+            if self.rows.open_steps[seq.row]:
+                table.detach()
+            self._give_back(seq, table.unmap(int(first[at]), int(needed[at])))
+            self.rows.first_page[group, seq.row] = needed[at]
+
+    # -- rows by hand -------------------------------------------------------------------------------------------
+
+    def write(self, seq: Sequence, start: int, k: object, v: object) -> None:
+        self.check_usable(seq)
+        self._check_idle(seq, "write to")
+        count = self._access.check_rows(k, v)  # type: ignore[attr-defined]
+        length, stop = seq.length, start + count
+        if not 0 <= start <= length:
+            raise ConfigError(f"can't write from position {start}: the sequence has {length} tokens, and no gaps are kept")
+        if count == 0:
+            return
+        self._check_visible(seq, start, stop)
+        if stop > length:
+            with self.step({seq: stop - length}):
+                self._make_writable(seq, start, length)
+                self._write_rows(seq, start, stop, k, v)
+        else:
+            self._make_writable(seq, start, stop)
+            self._write_rows(seq, start, stop, k, v)
+
+    def read(self, seq: Sequence, start: int, stop: int) -> object:
+        self.check_usable(seq)
+        if not 0 <= start <= stop <= seq.length:
+            raise ConfigError(f"can't read positions {start} to {stop}: the sequence has {seq.length} tokens")
+        self._check_visible(seq, start, stop)
+        positions = np.arange(start, stop)
+        blocks = [self._blocks_at(seq, place.group, positions) for place in self.layout.places]
+        layers = list(range(self.layout.layers))
+        return self._access.read(layers, blocks, positions % self.layout.page_size)  # type: ignore[attr-defined]
+
+    def _write_rows(self, seq: Sequence, start: int, stop: int, k: object, v: object) -> None:
+        positions = np.arange(start, stop)
+        slots = positions % self.layout.page_size
+        for layer, place in enumerate(self.layout.places):
+            blocks = self._blocks_at(seq, place.group, positions)
+            self._access.write(layer, blocks, slots, k[layer], v[layer])  # type: ignore[attr-defined, index]
+
+    def _blocks_at(self, seq: Sequence, group: int, positions: np.ndarray) -> np.ndarray:
+        return seq.tables[group].snapshot()[positions // self.layout.page_size]
+
+    def _make_writable(self, seq: Sequence, start: int, stop: int) -> None:
+        """Copies the shared or published pages among positions ``start .. stop-1``, so that writing them is private."""
+        page_size = self.layout.page_size
+        pages = range(start // page_size, self.layout.num_pages(stop)) if stop > start else range(0)
+        found = [
+            (group, page, int(table.snapshot()[page]))
+            for group, table in enumerate(seq.tables)
+            for page in pages
+            if self.pool.is_write_protected(table.snapshot()[page : page + 1])[0]
+        ]
+        if not found:
+            return
+        fresh = self._take(len(found))
+        with self._faults.handling(FaultKind.COPY_ON_WRITE, len(found)):
+            self.arena.copy(np.array([block for _, _, block in found], np.int32), fresh)
+            for (group, page, source), target in zip(found, fresh.tolist(), strict=True):
+                self._repoint(seq, group, page, source, target)
+
+    # -- the pool's size ----------------------------------------------------------------------------------------
+
+    def resize(self, num_blocks: int) -> None:
+        """Grows or shrinks the pool to ``num_blocks``. Shrinking drops cached pages and moves live ones down.
+
+        Raises OutOfBlocks (nothing changed) if live pages need more; ConfigError while a step is open.
+        """
+        if self._open_steps:
+            raise ConfigError("the pool can't change its size while a step is open")
+        counts = self.pool.counts()
+        live = counts.used + counts.moving
+        if live > num_blocks:
+            raise OutOfBlocks(live, num_blocks, counts.pinned, counts.cached, counts.total)
+        if num_blocks < self.pool.num_blocks:
+            self._reclaimer.make_free(self.pool.num_blocks - num_blocks)
+            self._move_below(num_blocks)
+        self.pool.resize(num_blocks)
+        self.index.resize(num_blocks)
+        self._policy.resize(num_blocks)
+
+    def _move_below(self, num_blocks: int) -> None:
+        is_free = np.array([self.pool.state(b) is BlockState.FREE for b in range(self.pool.num_blocks)])
+        sources = np.flatnonzero(~is_free[num_blocks:]).astype(np.int32) + np.int32(num_blocks)
+        targets = np.flatnonzero(is_free[:num_blocks]).astype(np.int32)[: len(sources)]
+        if len(sources) == 0:
+            return
+        cached, indexed = self.pool.is_cached(sources), self.pool.indexed[sources]
+        self.pool.move(sources, targets)
+        for at, (source, target) in enumerate(zip(sources.tolist(), targets.tolist(), strict=True)):
+            if cached[at]:
+                self._policy.move(source, target)
+            if indexed[at]:
+                self.index.move(source, target)
+        new_ids = np.arange(self.pool.num_blocks, dtype=np.int32)
+        new_ids[sources] = targets
+        for seq in self.sequences.values():
+            for table in seq.tables:
+                table.renumber(new_ids)
+        self.rows.tail = new_ids[self.rows.tail]
+
+    # -- the prefix index as a whole ----------------------------------------------------------------------------
+
+    def clear_prefix(self) -> int:
+        """Forgets all findable content; returns the blocks freed. Running sequences keep their pages, unpublished."""
+        published = self.index.all_blocks()
+        self._policy.remove(published[self.pool.is_cached(published)])
+        for seq in self.sequences.values():
+            self.rows.publish_until[seq.row] = self.rows.published[seq.row] = 0
+        for block in published.tolist():
+            self.index.detach(block)
+        for seq in self.sequences.values():
+            if seq._root is not None:
+                self.index.leave_root(seq._root)
+            seq._root = seq._node = None
+        return len(self.pool.unpublish(published))
+
+    def set_fingerprint(self, fingerprint: bytes) -> None:
+        """The model's weights changed: nothing computed before is found from now on."""
+        self.clear_prefix()
+        self._fingerprint = fingerprint
+        self._root_keys.clear()
+
+    # -- order --------------------------------------------------------------------------------------------------
+
+    def check_usable(self, seq: Sequence) -> None:
+        if seq._cache is not self:
+            raise ConfigError("this sequence belongs to another cache")
+        if seq.is_freed:
+            raise ConfigError("this sequence was freed")
+
+    def _check_idle(self, seq: Sequence, verb: str) -> None:
+        if self.rows.open_steps[seq.row]:
+            raise ConfigError(f"can't {verb} a sequence while a step on it is open; leave the step first")
+
+    def _check_visible(self, seq: Sequence, start: int, stop: int) -> None:
+        for first in self.rows.first_page[:, seq.row].tolist():
+            if start < stop and start // self.layout.page_size < first:
+                raise ConfigError(
+                    f"positions before {first * self.layout.page_size} were given back: they lie before the window"
+                )
+
+    def check(self) -> None:
+        """Raises InvariantError unless all books agree. O(everything): for tests, and when idle."""
+        from kvpager.cache.check import check_cache
+
+        check_cache(self)
+
+    def close(self) -> None:
+        """Frees all sequences. REQUIRES: no step is open."""
+        if self._open_steps:
+            raise ConfigError("a step is still open; leave it before closing the cache")
+        self.free(list(self.sequences.values()))
+
+    def __enter__(self) -> "PagedCache":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()

@@ -1,0 +1,113 @@
+"""One sequence: its token ids, its page tables, and what may be done with it. The cache does the work.
+
+Half-open ranges of token positions, and who answers for them:
+
+    [0, prefix_tokens)            content found in the prefix index when the sequence was made; never computed here
+    [0, length)                   K and V written: readable, and published page by page where the page is full
+    [length, num_tokens)          known token ids, not computed yet: the next steps take them
+"""
+
+from array import array
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
+
+from kvpager.errors import ConfigError
+from kvpager.memory.page_table import Location, PageTable
+from kvpager.prefix.hashing import Scope
+from kvpager.types import NodeId
+
+if TYPE_CHECKING:
+    from kvpager.cache.paged_cache import PagedCache
+
+MAX_TOKEN_ID = 2**31 - 1
+
+
+def token_array(tokens: Iterable[int]) -> "array[int]":
+    """Token ids as int32. Raises ConfigError for ids below 0, above 2^31-1, or that are not whole numbers."""
+    if isinstance(tokens, array) and tokens.typecode == "i":
+        ids = tokens[:]
+    else:
+        tolist = getattr(tokens, "tolist", None)
+        try:
+            ids = array("i", tokens if tolist is None else tolist())
+        except (TypeError, OverflowError) as error:
+            raise ConfigError(f"token ids must be whole numbers from 0 to {MAX_TOKEN_ID}: {error}") from None
+    if ids and min(ids) < 0:
+        raise ConfigError(f"token id {min(ids)} is negative")
+    return ids
+
+
+class Sequence:
+    """Made by ``cache.sequence()``; not thread-safe, like the cache it belongs to."""
+
+    __slots__ = ("_cache", "_node", "_root", "is_freed", "prefix_tokens", "row", "scope", "tables", "tokens")
+
+    def __init__(self, cache: "PagedCache", row: int, tokens: "array[int] | None", scope: Scope) -> None:
+        self._cache = cache
+        self.row = row
+        self.tokens = tokens  # None: written by hand, content unknown, never shared by content
+        self.scope = scope
+        self.tables: tuple[PageTable, ...] = ()
+        self.prefix_tokens = 0
+        self.is_freed = False
+        self._node: NodeId | None = None  # the node of the last published page, or the scope's root
+        self._root: NodeId | None = None
+
+    @property
+    def length(self) -> int:
+        """Tokens whose K and V are written."""
+        return int(self._cache.rows.committed[self.row]) if not self.is_freed else 0
+
+    @property
+    def num_tokens(self) -> int:
+        """Known token ids."""
+        return self.length if self.tokens is None else len(self.tokens)
+
+    def append(self, tokens: Iterable[int] | int) -> None:
+        """Adds token ids for the next steps to compute. O(tokens); gives out no block."""
+        self._cache.check_usable(self)
+        if self.tokens is None:
+            raise ConfigError("this sequence was made without token ids; write its K and V by hand")
+        if isinstance(tokens, int):
+            if not 0 <= tokens <= MAX_TOKEN_ID:
+                raise ConfigError(f"token id {tokens} is not between 0 and {MAX_TOKEN_ID}")
+            self.tokens.append(tokens)
+        else:
+            self.tokens.extend(token_array(tokens))
+
+    def truncate(self, length: int) -> None:
+        """Forgets everything from position ``length`` on, token ids included; pages behind it are given back at once.
+
+        Raises ConfigError while a step on the sequence is open, or where a window has given back what would be needed.
+        """
+        self._cache.truncate(self, length)
+
+    def fork(self) -> "Sequence":
+        """A second sequence with the same content. Shares every page; the first write to a shared page copies it."""
+        return self._cache.fork(self)
+
+    def free(self) -> None:
+        """Gives all pages back; full ones stay findable until they are reclaimed. Freeing twice is an error."""
+        self._cache.free([self])
+
+    def write(self, start: int, k: object, v: object) -> None:
+        """Writes K and V rows by hand at positions ``start`` on; both [layers, tokens, kv_heads, head_dim].
+
+        Extends the sequence where the rows go past its end. Raises ConfigError for a gap, wrong shape or dtype,
+        OutOfBlocks where the pool is full.
+        """
+        self._cache.write(self, start, k, v)
+
+    def read(self, start: int, stop: int) -> object:
+        """Copies of K and V at positions ``start .. stop-1``: two tensors [layers, tokens, kv_heads, head_dim]."""
+        return self._cache.read(self, start, stop)
+
+    def translate(self, position: int, layer: int = 0) -> Location:
+        """Tier, block and slot that hold ``position`` of ``layer``."""
+        group = self._cache.layout.places[layer].group
+        return self.tables[group].translate(position)
+
+    def __repr__(self) -> str:
+        if self.is_freed:
+            return "<Sequence freed>"
+        return f"<Sequence length={self.length} num_tokens={self.num_tokens} prefix_tokens={self.prefix_tokens}>"

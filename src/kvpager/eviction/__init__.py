@@ -1,0 +1,1 @@
+"""Which cached page goes first. One protocol, one small file per policy. Policies free nothing themselves."""

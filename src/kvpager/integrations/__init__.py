@@ -1,0 +1,1 @@
+"""kvpager inside other libraries' models. Nothing here is imported unless asked for."""

@@ -1,0 +1,291 @@
+"""The pool: which blocks are free, used, cached or moving, and who counts on them. Decides nothing, evicts nothing.
+
+Two counts per block, both exact:
+
+    refcount  page-table entries that name the block
+    pins      holds by open steps and transfers, which forbid giving the block out again
+
+and one bit, ``indexed``: the prefix index can find its content. State follows from them (memory/block.py):
+refcount > 0 is USED; otherwise pins > 0 is MOVING; otherwise indexed is CACHED; otherwise FREE.
+
+Every call takes a batch and costs O(blocks in the batch), and either does all of it or raises and changes nothing.
+Batches must name distinct blocks; one that names a block twice is refused, since that is how double frees look.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from kvpager.errors import ConfigError, InvariantError, OutOfBlocks
+from kvpager.memory.arena import Arena
+from kvpager.memory.block import BlockEvent, BlockState, advance
+from kvpager.memory.layout import KVLayout
+
+_NO_BLOCKS = np.empty(0, np.int32)
+
+
+@dataclass(frozen=True, slots=True)
+class PoolCounts:
+    """Blocks by state; they add up to ``total`` at every reading. ``pinned``: held by open steps and transfers."""
+
+    total: int
+    free: int
+    used: int
+    cached: int
+    moving: int
+    pinned: int
+
+    @property
+    def utilisation(self) -> float:
+        """Share of the pool that holds live or findable content, 0 to 1."""
+        return 1.0 - self.free / self.total
+
+
+@dataclass(frozen=True, slots=True)
+class Released:
+    """What a release did: blocks that became ``freed``, and blocks that became ``cached``, in the order given."""
+
+    freed: np.ndarray
+    cached: np.ndarray
+
+
+class BlockPool:
+    """Blocks 0 .. num_blocks-1 of one arena. One thread owns it."""
+
+    def __init__(self, layout: KVLayout, arena: Arena, *, poison: bool = False) -> None:
+        if arena.num_blocks < 1:
+            raise ConfigError("a pool needs at least one block")
+        self.layout = layout
+        self.arena = arena
+        self.num_blocks = arena.num_blocks
+        self._poison = poison
+        self.refcount = np.zeros(self.num_blocks, np.int32)
+        self.pins = np.zeros(self.num_blocks, np.int32)
+        self.indexed = np.zeros(self.num_blocks, np.bool_)
+        self._states = np.full(self.num_blocks, BlockState.FREE, np.uint8)
+        self._counts = np.zeros(len(BlockState), np.int64)
+        self._counts[BlockState.FREE] = self.num_blocks
+        self._marks = np.zeros(self.num_blocks, np.int64)  # scratch: finds a block named twice in a batch
+        # A stack of free ids, its top at _num_free. High ids lie at the bottom: neighbours are given out together.
+        self._free = np.arange(self.num_blocks - 1, -1, -1, dtype=np.int32)
+        self._num_free = self.num_blocks
+
+    # -- questions ----------------------------------------------------------------------------------------------
+
+    @property
+    def num_free(self) -> int:
+        return self._num_free
+
+    def counts(self) -> PoolCounts:
+        by_state = self._counts
+        return PoolCounts(
+            total=self.num_blocks,
+            free=int(by_state[BlockState.FREE]),
+            used=int(by_state[BlockState.USED]),
+            cached=int(by_state[BlockState.CACHED]),
+            moving=int(by_state[BlockState.MOVING]),
+            pinned=int(np.count_nonzero(self.pins)),
+        )
+
+    def state(self, block: int) -> BlockState:
+        return BlockState(int(self._states[block]))
+
+    def is_cached(self, ids: np.ndarray) -> np.ndarray:
+        """Bool per block: unmapped, unheld and findable."""
+        return self._states[ids] == BlockState.CACHED
+
+    def is_write_protected(self, ids: np.ndarray) -> np.ndarray:
+        """Bool per block: mapped more than once, or findable; whoever writes it needs a copy of its own (I8)."""
+        return (self.refcount[ids] > 1) | self.indexed[ids]
+
+    def address(self, block: int) -> int:
+        """Byte address of a block on its device."""
+        self._check_range(np.asarray([block]))
+        return self.arena.address + block * self.arena.block_stride
+
+    def slot_address(self, block: int, layer: int, head: int, half: int, slot: int) -> int:
+        """Byte address of one token's K (``half`` 0) or V (1) row in a block, for model layer ``layer``."""
+        place = self.layout.places[layer]
+        return self.address(block) + self.layout.slot_offset(place.group, place.index, head, half, slot)
+
+    # -- changes ------------------------------------------------------------------------------------------------
+
+    def allocate(self, count: int) -> np.ndarray:
+        """``count`` free blocks, each mapped once. Raises OutOfBlocks (``reclaimable`` = cached blocks)."""
+        if count > self._num_free:
+            counts = self.counts()
+            raise OutOfBlocks(count, counts.free, counts.pinned, counts.cached, counts.total)
+        if count == 0:
+            return _NO_BLOCKS
+        top = self._num_free
+        ids = self._free[top - count : top][::-1].copy()
+        advance(self._states, ids, BlockEvent.ALLOCATE)
+        self._num_free = top - count
+        self.refcount[ids] = 1
+        self._move(count, BlockState.FREE, BlockState.USED)
+        return ids
+
+    def retain(self, ids: np.ndarray) -> np.ndarray:
+        """One more mapping for each block; they must hold content (not be free). Returns those that were cached."""
+        self._check_distinct(ids)
+        before = self._states[ids]
+        advance(self._states, ids, BlockEvent.MAP)
+        self.refcount[ids] += 1
+        was_cached = ids[before == BlockState.CACHED]
+        self._move(len(was_cached), BlockState.CACHED, BlockState.USED)
+        self._move(int((before == BlockState.MOVING).sum()), BlockState.MOVING, BlockState.USED)
+        return was_cached
+
+    def release(self, ids: np.ndarray) -> Released:
+        """One mapping less for each block. The order given is the order in which cached ones may be evicted."""
+        self._check_distinct(ids)
+        counts = self.refcount[ids]
+        if (counts < 1).any():
+            bad = int(ids[int(np.argmax(counts < 1))])
+            raise InvariantError(f"block {bad} is {self.state(bad).name} and was released: freed twice?")
+        last = ids[counts == 1]
+        self.refcount[ids] -= 1
+        if len(last) == 0:
+            return Released(_NO_BLOCKS, _NO_BLOCKS)
+        held, indexed = self.pins[last] > 0, self.indexed[last]
+        moving, cached, freed = last[held], last[~held & indexed], last[~held & ~indexed]
+        self._apply(moving, BlockEvent.HOLD, BlockState.USED, BlockState.MOVING)
+        self._apply(cached, BlockEvent.KEEP, BlockState.USED, BlockState.CACHED)
+        self._give_back(freed, BlockEvent.DROP, BlockState.USED)
+        return Released(freed, cached)
+
+    def pin(self, ids: np.ndarray) -> np.ndarray:
+        """One more hold by a step or transfer. Returns the blocks that were cached."""
+        self._check_distinct(ids)
+        states = self._states[ids]
+        if (states == BlockState.FREE).any():
+            raise InvariantError(f"block {int(ids[int(np.argmax(states == BlockState.FREE))])} is free and was pinned")
+        was_cached = ids[states == BlockState.CACHED]
+        self._apply(was_cached, BlockEvent.PIN, BlockState.CACHED, BlockState.MOVING)
+        self.pins[ids] += 1
+        return was_cached
+
+    def unpin(self, ids: np.ndarray) -> Released:
+        """One hold less for each block."""
+        self._check_distinct(ids)
+        pins = self.pins[ids]
+        if (pins < 1).any():
+            raise InvariantError(f"block {int(ids[int(np.argmax(pins < 1))])} is not pinned and was unpinned")
+        self.pins[ids] -= 1
+        settled = ids[(pins == 1) & (self.refcount[ids] == 0)]
+        indexed = self.indexed[settled]
+        cached, freed = settled[indexed], settled[~indexed]
+        self._apply(cached, BlockEvent.SETTLE_CACHED, BlockState.MOVING, BlockState.CACHED)
+        self._give_back(freed, BlockEvent.SETTLE_FREE, BlockState.MOVING)
+        return Released(freed, cached)
+
+    def publish(self, block: int) -> None:
+        """The prefix index can find this block from now on. REQUIRES: it is mapped."""
+        if self._states[block] != BlockState.USED or self.indexed[block]:
+            raise InvariantError(f"block {block} is {self.state(block).name} and can't be published")
+        self.indexed[block] = True
+
+    def unpublish(self, ids: np.ndarray) -> np.ndarray:
+        """The index forgets these blocks. Cached ones become free; returns those."""
+        self._check_distinct(ids)
+        if not self.indexed[ids].all():
+            raise InvariantError(f"block {int(ids[int(np.argmin(self.indexed[ids]))])} is not published")
+        freed = ids[self._states[ids] == BlockState.CACHED]
+        self.indexed[ids] = False
+        self._give_back(freed, BlockEvent.EVICT, BlockState.CACHED)
+        return freed
+
+    def resize(self, num_blocks: int) -> None:
+        """Grows or shrinks the pool. REQUIRES when shrinking: blocks ``num_blocks`` and above are free."""
+        if num_blocks < 1:
+            raise ConfigError(f"a pool needs at least one block, not {num_blocks}")
+        if (self._states[num_blocks:] != BlockState.FREE).any():
+            raise InvariantError("a block above the new size is not free")
+        old, self.num_blocks = self.num_blocks, num_blocks
+        self.arena.resize(num_blocks)
+        kept = self._free[: self._num_free]
+        added = np.arange(num_blocks - 1, old - 1, -1, dtype=np.int32)
+        free = np.concatenate([added, kept[kept < num_blocks]])
+        self._num_free = len(free)
+        self._free = np.concatenate([free, np.zeros(num_blocks - len(free), np.int32)])
+        for name in ("refcount", "pins", "indexed", "_marks"):
+            setattr(self, name, _resized(getattr(self, name), num_blocks, 0))
+        self._states = _resized(self._states, num_blocks, BlockState.FREE)
+        self._counts[BlockState.FREE] = len(free)
+
+    def move(self, sources: np.ndarray, targets: np.ndarray) -> None:
+        """Gives everything the used or cached blocks ``sources`` are to the free blocks ``targets``, bytes included.
+
+        The caller changes whatever names them. REQUIRES: nothing holds the sources.
+        """
+        self._check_distinct(np.concatenate([sources, targets]))
+        if (self._states[targets] != BlockState.FREE).any() or (self.pins[sources] > 0).any():
+            raise InvariantError("blocks move from unheld to free ones only")
+        self.arena.copy(sources, targets)
+        for array in (self.refcount, self.indexed, self._states):
+            array[targets] = array[sources]
+            array[sources] = 0
+        taken = np.isin(self._free[: self._num_free], targets)
+        free = np.concatenate([self._free[: self._num_free][~taken], sources.astype(np.int32)])
+        self._free[: len(free)] = free
+
+    # -- inside -------------------------------------------------------------------------------------------------
+
+    def _apply(self, ids: np.ndarray, event: BlockEvent, before: BlockState, after: BlockState) -> None:
+        if len(ids):
+            advance(self._states, ids, event)
+            self._move(len(ids), before, after)
+
+    def _give_back(self, ids: np.ndarray, event: BlockEvent, before: BlockState) -> None:
+        if len(ids) == 0:
+            return
+        self._apply(ids, event, before, BlockState.FREE)
+        top = self._num_free
+        self._free[top : top + len(ids)] = ids[::-1]
+        self._num_free = top + len(ids)
+        if self._poison:
+            self.arena.fill(ids, 0xFF)  # NaN in every float dtype: a read of freed memory shows
+
+    def _move(self, count: int, before: BlockState, after: BlockState) -> None:
+        self._counts[before] -= count
+        self._counts[after] += count
+
+    def _check_range(self, ids: np.ndarray) -> None:
+        if len(ids) and (int(ids.min()) < 0 or int(ids.max()) >= self.num_blocks):
+            bad = ids[(ids < 0) | (ids >= self.num_blocks)][0]
+            raise InvariantError(f"block {int(bad)} is not in the pool (0 to {self.num_blocks - 1})")
+
+    def _check_distinct(self, ids: np.ndarray) -> None:
+        self._check_range(ids)
+        if len(ids) > 1:
+            order = np.arange(len(ids))
+            self._marks[ids] = order
+            twice = self._marks[ids] != order
+            if twice.any():
+                raise InvariantError(f"block {int(ids[int(np.argmax(twice))])} is named twice in one call")
+
+    def check(self) -> None:
+        """Raises InvariantError unless the counts, the states and the free list agree (I1, I3)."""
+        expected = np.select(
+            [self.refcount > 0, self.pins > 0, self.indexed],
+            [BlockState.USED, BlockState.MOVING, BlockState.CACHED],
+            BlockState.FREE,
+        )
+        if (self.refcount < 0).any() or (self.pins < 0).any():
+            raise InvariantError("a count is negative")
+        if (expected != self._states).any():
+            bad = int(np.argmax(expected != self._states))
+            raise InvariantError(
+                f"block {bad} is {self.state(bad).name}, but refcount {self.refcount[bad]}, pins {self.pins[bad]}, "
+                f"indexed {self.indexed[bad]} say {BlockState(int(expected[bad])).name}"
+            )
+        if not np.array_equal(np.bincount(self._states, minlength=len(BlockState)), self._counts):
+            raise InvariantError("the counts per state are wrong")
+        free = np.sort(self._free[: self._num_free])
+        if not np.array_equal(free, np.flatnonzero(self._states == BlockState.FREE)):
+            raise InvariantError("the free list is not the set of free blocks")
+
+
+def _resized(array: np.ndarray, length: int, fill: int) -> np.ndarray:
+    kept = array[:length]
+    return np.concatenate([kept, np.full(length - len(kept), fill, array.dtype)])

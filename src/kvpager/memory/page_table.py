@@ -1,0 +1,156 @@
+"""Where each page of one sequence lies. Two small arrays; knows no pool, no tokens and no policy.
+
+    page        0        1        2        3
+    block    [  17   |  NONE   |   4    |   9   ]    int32, block (or slot of a lower tier)
+    tier     [DEVICE |  NONE   | DEVICE |  HOST ]    uint8, TierKind
+
+5 bytes a page: 1,048,576 tokens in 16-token pages are 65,536 pages, 320 KiB. Pages never mapped, and pages given back
+because a window moved past them, are NONE.
+
+A *snapshot* is the block array as it stands; an open step reads its first pages. Mapping pages behind it changes
+nothing the step reads, so a snapshot costs O(1). Whoever must change an entry a step may read calls ``detach`` first,
+and the snapshot keeps the old array.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from kvpager.errors import InvariantError
+from kvpager.types import TierKind
+
+UNMAPPED = -1  # in the block array only; questions answer with Location(tier=NONE)
+
+
+@dataclass(frozen=True, slots=True)
+class Location:
+    """``block`` of ``tier`` and the ``offset`` inside it: a slot for token positions, bytes for addresses."""
+
+    tier: TierKind
+    block: int
+    offset: int
+
+    @property
+    def is_mapped(self) -> bool:
+        return self.tier is not TierKind.NONE
+
+
+class PageTable:
+    """A growing, sparse map page -> block. ``page_size`` in tokens."""
+
+    __slots__ = ("_blocks", "_num_pages", "_tiers", "page_size")
+
+    def __init__(self, page_size: int, capacity: int = 8) -> None:
+        self.page_size = page_size
+        self._blocks = np.full(capacity, UNMAPPED, np.int32)
+        self._tiers = np.zeros(capacity, np.uint8)
+        self._num_pages = 0
+
+    def __len__(self) -> int:
+        """Pages up to and including the last one ever mapped and not cut off."""
+        return self._num_pages
+
+    @property
+    def nbytes(self) -> int:
+        return self._blocks.nbytes + self._tiers.nbytes
+
+    def snapshot(self) -> np.ndarray:
+        """The block array, int32, at least len(self) long; entries may be UNMAPPED."""
+        return self._blocks
+
+    def detach(self) -> None:
+        """From now on changes are made to a copy; earlier snapshots keep what they saw."""
+        self._blocks = self._blocks.copy()
+
+    def map(self, page: int, blocks: np.ndarray, tier: TierKind = TierKind.DEVICE) -> None:
+        """Maps pages ``page .. page+len(blocks)-1``, which must be unmapped."""
+        stop = page + len(blocks)
+        if stop > len(self._blocks):
+            self._grow(stop)
+        if self._num_pages > page and (self._blocks[page : min(stop, self._num_pages)] != UNMAPPED).any():
+            raise InvariantError(f"a page in {page}..{stop - 1} is mapped already")
+        self._blocks[page:stop] = blocks
+        self._tiers[page:stop] = tier
+        self._num_pages = max(self._num_pages, stop)
+
+    def map_one(self, page: int, block: int) -> None:
+        """Maps one page behind the end to a device block: the common case of a decode step."""
+        if page >= len(self._blocks):
+            self._grow(page + 1)
+        self._blocks[page] = block
+        self._tiers[page] = TierKind.DEVICE
+        self._num_pages = page + 1
+
+    def replace(self, page: int, block: int) -> None:
+        """Points a mapped page at another device block. REQUIRES: no snapshot in use, or detached."""
+        if page >= self._num_pages or self._blocks[page] == UNMAPPED:
+            raise InvariantError(f"page {page} is not mapped")
+        self._blocks[page] = block
+        self._tiers[page] = TierKind.DEVICE
+
+    def unmap(self, start: int, stop: int) -> np.ndarray:
+        """Unmaps pages ``start .. stop-1`` and returns the blocks they named, in page order. Cuts the end if reached."""
+        stop = min(stop, self._num_pages)
+        if start >= stop:
+            return np.empty(0, np.int32)
+        entries = self._blocks[start:stop]
+        blocks = entries[entries != UNMAPPED]
+        entries[:] = UNMAPPED
+        self._tiers[start:stop] = TierKind.NONE
+        if stop == self._num_pages:
+            self._num_pages = start
+        return blocks
+
+    def mapped_blocks(self) -> np.ndarray:
+        """The blocks of all mapped pages, in page order (a copy)."""
+        entries = self._blocks[: self._num_pages]
+        return entries[entries != UNMAPPED]
+
+    def copy(self) -> "PageTable":
+        twin = PageTable(self.page_size, 0)
+        twin._blocks, twin._tiers = self._blocks.copy(), self._tiers.copy()
+        twin._num_pages = self._num_pages
+        return twin
+
+    def renumber(self, new_ids: np.ndarray) -> None:
+        """Replaces every mapped device block b by ``new_ids[b]`` (the pool moved blocks)."""
+        entries = self._blocks[: self._num_pages]
+        mapped = entries != UNMAPPED
+        entries[mapped] = new_ids[entries[mapped]]
+
+    def translate(self, position: int) -> Location:
+        """Tier, block and slot of a token position; tier NONE where nothing is mapped (touching it is a fault)."""
+        page, slot = divmod(position, self.page_size)
+        return self._locate(page, slot)
+
+    def translate_address(self, address: int, page_bytes: int) -> Location:
+        """Tier, block and byte offset of a virtual byte address, where page p covers ``page_bytes`` bytes from
+        p * page_bytes on (one group's block without alignment)."""
+        page, offset = divmod(address, page_bytes)
+        return self._locate(page, offset)
+
+    def _locate(self, page: int, offset: int) -> Location:
+        if page < 0:
+            raise InvariantError(f"position or address before the start of the sequence (page {page})")
+        if page >= self._num_pages or self._blocks[page] == UNMAPPED:
+            return Location(TierKind.NONE, 0, offset)
+        return Location(TierKind(int(self._tiers[page])), int(self._blocks[page]), offset)
+
+    def _grow(self, pages: int) -> None:
+        capacity = max(pages, 2 * len(self._blocks), 8)
+        blocks = np.full(capacity, UNMAPPED, np.int32)
+        tiers = np.zeros(capacity, np.uint8)
+        blocks[: self._num_pages] = self._blocks[: self._num_pages]
+        tiers[: self._num_pages] = self._tiers[: self._num_pages]
+        self._blocks, self._tiers = blocks, tiers
+
+    def check(self, num_blocks: int) -> None:
+        """Raises InvariantError unless every entry names a block of the pool and no block stands twice (I6)."""
+        entries = self.mapped_blocks()
+        if len(entries) and (entries.min() < 0 or entries.max() >= num_blocks):
+            raise InvariantError("a page table names a block outside the pool")
+        if len(np.unique(entries)) != len(entries):
+            raise InvariantError("a block stands twice in one page table")
+        mapped = self._blocks[: self._num_pages] != UNMAPPED
+        if ((self._tiers[: self._num_pages] != TierKind.NONE) != mapped).any():
+            raise InvariantError("block and tier of a page disagree")

@@ -1,0 +1,280 @@
+"""The prefix index: a tree of published pages, one root per scope. Finds content, owns no blocks, evicts nothing.
+
+    root(scope) --[t0..t15]--> node --[t16..t31]--> node          an edge is the exact content of a page:
+                                 \\--[t16'..t31']--> node          token ids as int32, then the media in it
+
+A look-up walks the edges by comparing the content itself, so a hit can't be another content's, however keys collide
+(open case O-10); the SHA-256 key of a node is computed from its parents when something asks for it. A node has up to
+one block per layer group. Nodes are numbers into arrays, not objects, so that a million of them cost the garbage
+collector nothing; a node that has children keeps its number, so no child can ever hang under a stranger (O-01).
+"""
+
+import os
+from dataclasses import dataclass
+
+import numpy as np
+
+from kvpager.errors import InvariantError
+from kvpager.prefix.hashing import ContentKey, page_key
+from kvpager.types import NodeId
+
+_NONE = -1  # in the arrays only
+
+
+@dataclass(frozen=True, slots=True)
+class PartialMatch:
+    """A child page of which only the first ``num_tokens`` tokens agree."""
+
+    node: NodeId
+    num_tokens: int
+
+
+class PrefixIndex:
+    """``num_groups`` layer groups, ``page_size`` tokens a page, blocks 0 .. num_blocks-1."""
+
+    def __init__(self, num_blocks: int, num_groups: int, page_size: int) -> None:
+        self._page_bytes = 4 * page_size
+        self._num_groups = num_groups
+        self._node_by_edge: dict[bytes, int] = {}
+        self._root_by_key: dict[ContentKey, int] = {}
+        self._root_users: dict[int, int] = {}  # sequences that stand on a root
+        self._labels: list[bytes | None] = []
+        self._keys: list[ContentKey | None] = []
+        self._free_nodes: list[int] = []
+        self._parent: list[int] = []
+        self._first_child: list[int] = []
+        self._next_sibling: list[int] = []
+        self._previous_sibling: list[int] = []
+        self._blocks: list[list[int]] = [[] for _ in range(num_groups)]
+        self._node_of_block = np.full(num_blocks, _NONE, np.int64)
+        self._group_of_block = np.zeros(num_blocks, np.int16)
+        self.num_entries = 0  # published blocks
+
+    # -- questions ----------------------------------------------------------------------------------------------
+
+    @property
+    def num_nodes(self) -> int:
+        """Nodes in use, roots included."""
+        return len(self._labels) - len(self._free_nodes)
+
+    def find_root(self, key: ContentKey) -> NodeId | None:
+        node = self._root_by_key.get(key)
+        return None if node is None else NodeId(node)
+
+    def match(self, root: NodeId, labels: list[bytes]) -> list[NodeId]:
+        """The longest chain of nodes whose edges are ``labels``, from the root down."""
+        nodes: list[NodeId] = []
+        node = int(root)
+        find = self._node_by_edge.get
+        for label in labels:
+            child = find(node.to_bytes(8, "little") + label)
+            if child is None:
+                break
+            nodes.append(NodeId(child))
+            node = child
+        return nodes
+
+    def match_inside(self, parent: NodeId, tokens: bytes) -> PartialMatch | None:
+        """The child of ``parent`` that shares the longest run of leading tokens with ``tokens`` (int32 bytes).
+
+        Only children without media are compared, and only those whose page has a block in every group.
+        """
+        best: PartialMatch | None = None
+        child = self._first_child[parent]
+        while child != _NONE:
+            label = self._labels[child]
+            if label is not None and len(label) == self._page_bytes and self.has_all_blocks(NodeId(child)):
+                common = len(os.path.commonprefix([label, tokens])) // 4
+                if common and (best is None or common > best.num_tokens):
+                    best = PartialMatch(NodeId(child), common)
+            child = self._next_sibling[child]
+        return best
+
+    def block(self, node: NodeId, group: int) -> int | None:
+        block = self._blocks[group][node]
+        return None if block == _NONE else block
+
+    def has_all_blocks(self, node: NodeId) -> bool:
+        return all(blocks[node] != _NONE for blocks in self._blocks)
+
+    def parent(self, node: NodeId) -> NodeId:
+        return NodeId(self._parent[node])
+
+    def is_leaf(self, node: NodeId) -> bool:
+        return self._first_child[node] == _NONE
+
+    def node_of_block(self, block: int) -> NodeId:
+        node = int(self._node_of_block[block])
+        if node == _NONE:
+            raise InvariantError(f"block {block} is not in the prefix index")
+        return NodeId(node)
+
+    def group_of_block(self, block: int) -> int:
+        return int(self._group_of_block[block])
+
+    def key(self, node: NodeId) -> ContentKey:
+        """The content key of a node; computed once, from its parents."""
+        missing = []
+        at = int(node)
+        while self._keys[at] is None:
+            missing.append(at)
+            at = self._parent[at]
+        key = self._keys[at]
+        for child in reversed(missing):
+            label = self._labels[child]
+            assert key is not None and label is not None
+            key = page_key(key, label[: self._page_bytes], label[self._page_bytes :])
+            self._keys[child] = key
+        assert key is not None
+        return key
+
+    # -- changes ------------------------------------------------------------------------------------------------
+
+    def enter_root(self, key: ContentKey) -> NodeId:
+        """The root of a scope, made if it is not there, with one more user. Pair with ``leave_root``."""
+        node = self._root_by_key.get(key)
+        if node is None:
+            node = self._new_node(_NONE, None)
+            self._keys[node] = key
+            self._root_by_key[key] = node
+            self._root_users[node] = 0
+        self._root_users[node] += 1
+        return NodeId(node)
+
+    def leave_root(self, root: NodeId) -> None:
+        """One user less; a root without users and pages goes."""
+        self._root_users[root] -= 1
+        self.prune(root)
+
+    def open_child(self, parent: NodeId, label: bytes) -> NodeId:
+        """The child of ``parent`` with this edge, made (without blocks) if it is not there."""
+        edge = int(parent).to_bytes(8, "little") + label
+        node = self._node_by_edge.get(edge)
+        if node is None:
+            node = self._new_node(int(parent), label)
+            self._node_by_edge[edge] = node
+            head = self._first_child[parent]
+            self._next_sibling[node] = head
+            if head != _NONE:
+                self._previous_sibling[head] = node
+            self._first_child[parent] = node
+        return NodeId(node)
+
+    def attach(self, node: NodeId, group: int, block: int) -> None:
+        """The page of ``node`` is held by ``block`` in ``group``. Raises if either is taken."""
+        if self._blocks[group][node] != _NONE or self._node_of_block[block] != _NONE:
+            raise InvariantError(f"node {node} or block {block} is in the prefix index already")
+        self._blocks[group][node] = block
+        self._node_of_block[block] = node
+        self._group_of_block[block] = group
+        self.num_entries += 1
+
+    def detach(self, block: int) -> None:
+        """Forgets what ``block`` holds; the node stays as long as it has children or blocks in other groups."""
+        node = self.node_of_block(block)
+        self._blocks[self._group_of_block[block]][node] = _NONE
+        self._node_of_block[block] = _NONE
+        self.num_entries -= 1
+        self.prune(node)
+
+    def blocks_of(self, node: NodeId) -> list[int]:
+        """The blocks of a node in all groups."""
+        return [blocks[node] for blocks in self._blocks if blocks[node] != _NONE]
+
+    def prune(self, node: NodeId) -> None:
+        """Removes ``node`` and then its parents, as long as nothing hangs on them and nobody uses them."""
+        at = int(node)
+        while self._first_child[at] == _NONE and not self.blocks_of(NodeId(at)):
+            parent = self._parent[at]
+            if parent == _NONE:
+                if self._root_users[at] == 0:
+                    self._remove_root(at)
+                return
+            self._unlink(at, parent)
+            at = parent
+
+    def all_blocks(self) -> np.ndarray:
+        """Every published block."""
+        return np.flatnonzero(self._node_of_block != _NONE).astype(np.int32)
+
+    @property
+    def num_scopes(self) -> int:
+        return len(self._root_by_key)
+
+    def resize(self, num_blocks: int) -> None:
+        """The pool grew or shrank. REQUIRES: no block above the new size is published."""
+        kept = self._node_of_block[:num_blocks]
+        self._node_of_block = np.concatenate([kept, np.full(num_blocks - len(kept), _NONE, np.int64)])
+        groups = self._group_of_block[:num_blocks]
+        self._group_of_block = np.concatenate([groups, np.zeros(num_blocks - len(groups), np.int16)])
+
+    def move(self, source: int, target: int) -> None:
+        """The content of block ``source`` lies in ``target`` now."""
+        node, group = self._node_of_block[source], self._group_of_block[source]
+        self._node_of_block[source] = _NONE
+        self._node_of_block[target] = node
+        self._group_of_block[target] = group
+        self._blocks[group][node] = target
+
+    # -- inside -------------------------------------------------------------------------------------------------
+
+    def _new_node(self, parent: int, label: bytes | None) -> int:
+        if self._free_nodes:
+            node = self._free_nodes.pop()
+        else:
+            node = len(self._labels)
+            for column in (self._parent, self._first_child, self._next_sibling, self._previous_sibling, *self._blocks):
+                column.append(_NONE)
+            self._labels.append(None)
+            self._keys.append(None)
+        self._parent[node] = parent
+        self._labels[node] = label
+        return node
+
+    def _unlink(self, node: int, parent: int) -> None:
+        label = self._labels[node]
+        assert label is not None
+        del self._node_by_edge[parent.to_bytes(8, "little") + label]
+        before, after = self._previous_sibling[node], self._next_sibling[node]
+        if before == _NONE:
+            self._first_child[parent] = after
+        else:
+            self._next_sibling[before] = after
+        if after != _NONE:
+            self._previous_sibling[after] = before
+        self._recycle(node)
+
+    def _remove_root(self, root: int) -> None:
+        key = self._keys[root]
+        assert key is not None
+        del self._root_by_key[key], self._root_users[root]
+        self._recycle(root)
+
+    def _recycle(self, node: int) -> None:
+        self._parent[node] = self._next_sibling[node] = self._previous_sibling[node] = _NONE
+        self._labels[node] = self._keys[node] = None
+        self._free_nodes.append(node)
+
+    def check(self) -> None:
+        """Raises InvariantError unless edges, blocks and keys agree (I11, I12, I16)."""
+        for edge, node in self._node_by_edge.items():
+            parent = int.from_bytes(edge[:8], "little")
+            if self._parent[node] != parent or self._labels[node] != edge[8:]:
+                raise InvariantError(f"edge to node {node} does not match the node")
+            if self._parent[parent] == _NONE and self._keys[parent] not in self._root_by_key:
+                raise InvariantError(f"node {node} hangs under {parent}, which is gone")
+            if self._first_child[node] == _NONE and not self.blocks_of(NodeId(node)):
+                raise InvariantError(f"node {node} has neither blocks nor children")
+            known, self._keys[node] = self._keys[node], None
+            if self.key(NodeId(node)) != known and known is not None:
+                raise InvariantError(f"the key of node {node} is not the key of its content")
+            self._keys[node] = known
+        entries = 0
+        for group, blocks in enumerate(self._blocks):
+            for node, block in enumerate(blocks):
+                if block != _NONE:
+                    entries += 1
+                    if self._node_of_block[block] != node or self._group_of_block[block] != group:
+                        raise InvariantError(f"node {node} names block {block}, which names another")
+        if entries != self.num_entries or entries != int((self._node_of_block != _NONE).sum()):
+            raise InvariantError("the number of published blocks is wrong")

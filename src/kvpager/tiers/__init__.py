@@ -1,0 +1,1 @@
+"""Levels of storage for pages. The protocol, and the device tier."""
