@@ -24,7 +24,7 @@ AUTO_POOL_PERCENT = 70  # of the free memory: the rest is for activations, logit
 MAX_SIZE = 2**63 - 1  # bytes: what a file offset or an address can name
 
 _LETTERS = "kmgtp"
-_UNIT_BYTES = (
+_UNIT_BYTES: dict[str, int] = (
     {"": 1, "b": 1}
     | {letter: 1024**power for power, letter in enumerate(_LETTERS, 1)}
     | {f"{letter}i": 1024**power for power, letter in enumerate(_LETTERS, 1)}
@@ -65,9 +65,7 @@ def _exact_size(text: str, total: int | None) -> Fraction:
     if unit == "%":
         return _share_of(total, number, text)
     if unit not in _UNIT_BYTES:
-        raise ConfigError(
-            f"size {_shown(text)} has the unknown unit {match['unit']!r}{_suggest_unit(unit)}; use {_LEGAL_UNITS}"
-        )
+        raise ConfigError(f"size {_shown(text)} has the unknown unit {match['unit']!r}; {_suggest_unit(unit)}")
     return number * _UNIT_BYTES[unit]
 
 
@@ -81,7 +79,8 @@ def _share_of(total: int | None, percent: Fraction, text: str) -> Fraction:
 
 def _suggest_unit(unit: str) -> str:
     near = difflib.get_close_matches(unit, [name.lower() for name in _UNIT_NAMES[1:]], n=1, cutoff=0.5)
-    return f"; did you mean {next(name for name in _UNIT_NAMES if name.lower() == near[0])!r}?" if near else ""
+    suggested = [name for name in _UNIT_NAMES if name.lower() in near]
+    return f"did you mean {suggested[0]!r}?" if suggested else f"use {_LEGAL_UNITS}"
 
 
 def format_size(size: int) -> str:
@@ -594,9 +593,10 @@ def _variable(name: str) -> str:
 
 def _shown(value: object) -> str:
     """A value as an error message shows it: cut short."""
-    if isinstance(value, int) and value.bit_length() > 256:  # str() of a very long number raises
-        return "a number of more than 77 digits"
-    text = repr(value)
+    try:
+        text = repr(value)
+    except ValueError:  # a number of thousands of digits
+        return "a very long number"
     return text if len(text) <= 80 else f"{text[:77]}..."
 
 

@@ -159,7 +159,14 @@ def test_any_cut_of_a_text_gives_the_text_up_to_the_stop_string(
     assert {delta.finished_by for delta in result} - {None} == {expected.finished_by} - {None}
 
 
-@given(st.lists(st.sampled_from([b"\xff", b"\xf0", b"\x9f\x98", b"\x80", b"a", b"\xe2\x82\xac", b"\xac"]), max_size=80))
+@given(
+    st.lists(
+        st.sampled_from(
+            [b"\xff", b"\xf0", b"\x9f\x98", b"\x80", b"a", b"a\xf0", b"\xe2\x82\xac", b"\xac", b"\xac\xff"]
+        ),
+        max_size=80,
+    )
+)
 @example([b"\xff"] * 40)
 @example([b"\xff"] * 15 + [b"\xf0", b"\x9f", b"\x98", b"\x80"])
 def test_garbage_is_given_out_as_decoded_but_for_the_number_of_replacements(pieces: list[bytes]) -> None:
@@ -176,6 +183,12 @@ def test_a_character_after_garbage_is_whole(garbage: int) -> None:
     assert "".join(texts(pieces)) == "\ufffd" * garbage + "😀hi€."
 
 
+@pytest.mark.parametrize("garbage", range(30))
+def test_text_after_garbage_comes_once(garbage: int) -> None:
+    pieces: list[bytes | None] = [b"\xff"] * garbage + [b"hi\xe2", b"\x82", b"\xac."]
+    assert "".join(texts(pieces)) == "\ufffd" * garbage + "hi€."
+
+
 @pytest.mark.parametrize("piece", [b"word ", b"\xff", None, b"", b"a\xf0"])
 def test_work_per_token_does_not_grow(piece: bytes | None) -> None:
     tokenizer = BytesTokenizer([piece])
@@ -190,6 +203,14 @@ def test_a_leading_space_survives_with_context_only() -> None:
     hello, world = tokenizer.convert_tokens_to_ids(["▁Hello", "▁world"])
     assert Detokenizer(tokenizer, context=[hello]).push(world).text == " world"
     assert Detokenizer(tokenizer).push(world).text == "world"
+
+
+@pytest.mark.parametrize("specials", [0, 1, MAX_PENDING, 100])
+def test_a_leading_space_survives_special_tokens(specials: int) -> None:
+    tokenizer = spaced_tokenizer()
+    hello, world, special = tokenizer.convert_tokens_to_ids(["▁Hello", "▁world", "<unk>"])
+    detokenizer = Detokenizer(tokenizer)
+    assert "".join(detokenizer.push(token).text for token in [hello, *[special] * specials, world]) == "Hello world"
 
 
 @given(st.lists(st.sampled_from(["▁Hello", "▁world", "▁", "lo", "é", "€", "😀"]), max_size=20))

@@ -280,6 +280,23 @@ class TestDraw:
         rows = [row(temperature=5.0, row_seed=seed, **options) for seed in range(200)]
         assert set(tokens(logits, rows)) == {501}
 
+    @pytest.mark.parametrize("options", [{}, {"top_k": 5}, {"top_p": 0.9999}])
+    @pytest.mark.parametrize(("number", "token"), [(0.0, 1), (1 - 2.0**-53, 2)], ids=["lowest", "highest"])
+    def test_the_extreme_numbers_draw_possible_tokens(
+        self, monkeypatch: pytest.MonkeyPatch, number: float, token: int, options: dict
+    ) -> None:
+        monkeypatch.setattr("kvpager.engine.sampling.uniform", lambda seed, position: number)
+        logits = torch.tensor([[-INF, 0.5, 0.0, -INF]])
+        assert tokens(logits, [row(temperature=1.0, **options)]) == [token]
+
+    @pytest.mark.parametrize("vocab", [8191, 2**13, 2**14 + 3, 2**17 - 1])
+    def test_the_highest_number_stays_in_a_vocabulary_whose_sum_is_rounded(
+        self, monkeypatch: pytest.MonkeyPatch, vocab: int
+    ) -> None:
+        monkeypatch.setattr("kvpager.engine.sampling.uniform", lambda seed, position: 1 - 2.0**-53)
+        logits = random_logits(1, vocab, scale=1e-3)
+        assert tokens(logits, [row(temperature=1.0)]) == [vocab - 1]
+
 
 class TestBatch:
     @settings(max_examples=100)

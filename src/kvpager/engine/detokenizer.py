@@ -137,24 +137,19 @@ class _Window:
         self._released = len(self._decode(self._tokens)) - waiting
 
     def _give_up(self, text: str, certain: str) -> str:
-        """Give out U+FFFD that can't become a character, so that garbage does not make the window grow."""
+        """Give out U+FFFD that can't become a character, so that garbage does not make the window grow.
+
+        All but the last MAX_UNFINISHED tokens are beyond doubt. The cut may be inside a character, but then one that
+        is whole and was given out; that is why what still waits is counted from the end.
+        """
         if certain == text:  # nothing waits: the pending tokens have no text
             del self._tokens[self._num_told :]
             return ""
-        end = self._cut(text)
+        end = len(self._tokens) - MAX_UNFINISHED
         released = max(self._released, len(self._decode(self._tokens[:end])))
         new = text[self._released : released]
         self._tell(end, waiting=len(text) - released)
         return new
-
-    def _cut(self, text: str) -> int:
-        """How many tokens of the window are beyond doubt: all but MAX_UNFINISHED, less those of a whole character cut.
-
-        Such a cut shows: the text of the tokens before it is not how ``text`` begins.
-        """
-        last = len(self._tokens) - MAX_UNFINISHED
-        ends = range(last, last - MAX_UNFINISHED - 1, -1)
-        return next((end for end in ends if text.startswith(self._decode(self._tokens[:end]))), last)
 
     def _decode(self, tokens: list[int]) -> str:
         return self._tokenizer.decode(tokens, skip_special_tokens=self._skip_special_tokens) if tokens else ""

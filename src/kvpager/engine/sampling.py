@@ -39,7 +39,7 @@ MAX_VOCABULARY = 2**22  # tokens; weight and id of a token share an int64
 _DRAWS = 0x6B76_7067_6472_6177  # domain of the draws: no seed of a choice hashes under it
 _UNIT = 2**40  # weight of the likeliest token; MAX_VOCABULARY * _UNIT fits in an int64
 _ID_MASK = MAX_VOCABULARY - 1
-_NUCLEUS_WIDTH = 1024  # tokens looked at first for top_p; all are, if these don't have enough probability
+_NUCLEUS_WIDTH = 1024  # tokens ranked first for top_p; more, if these don't have enough probability
 
 
 class TokenCounts:
@@ -288,7 +288,11 @@ def _candidates(logits: Tensor, rows: Sequence[SamplerRow]) -> _Candidates:
         return _Candidates(torch.arange(logits.shape[1], device=logits.device).expand_as(weights), weights)
     vocab = logits.shape[1]
     width = max(min(row.sampling.top_k or _NUCLEUS_WIDTH, vocab) for row in rows)
-    return _truncate(weights, rows, width) or _truncate_all(weights, rows)
+    kept = _truncate(weights, rows, width)
+    while kept is None:  # ends: the whole vocabulary has all probability
+        width = min(width * 8, vocab)
+        kept = _truncate(weights, rows, width)
+    return kept
 
 
 def _weights(logits: Tensor, rows: Sequence[SamplerRow]) -> Tensor:
@@ -299,13 +303,6 @@ def _weights(logits: Tensor, rows: Sequence[SamplerRow]) -> Tensor:
     ratio = exact.exp_()
     ratio.masked_fill_(ratio < _column(rows, lambda sampling: sampling.min_p, ratio), 0.0)
     return ratio.mul_(_UNIT).round_().to(torch.int64)
-
-
-def _truncate_all(weights: Tensor, rows: Sequence[SamplerRow]) -> _Candidates:
-    kept = _truncate(weights, rows, weights.shape[1])
-    if kept is None:
-        raise InvariantError("the whole vocabulary has less probability than top_p.")
-    return kept
 
 
 def _truncate(weights: Tensor, rows: Sequence[SamplerRow], width: int) -> _Candidates | None:
@@ -338,7 +335,7 @@ def _draw(candidates: _Candidates, rows: Sequence[SamplerRow]) -> list[int]:
     sums = candidates.weights.cumsum(dim=-1)
     total = sums[:, -1:]
     numbers = torch.tensor([[row.uniform()] for row in rows], dtype=torch.float64, device=total.device)
-    target = (numbers * total.to(torch.float64)).to(torch.int64).minimum(total - 1)
+    target = (numbers * total.to(torch.float64)).to(torch.int64)  # below total, for a number is at most 1 - 2**-53
     place = torch.searchsorted(sums, target, right=True)  # the first with a sum above: its weight is not 0
     tokens: list[int] = candidates.ids.gather(-1, place).squeeze(-1).tolist()
     return tokens

@@ -1,0 +1,53 @@
+# Every target calls one tool. `make demo` and `make test` set up all they need, from Python 3.11 or later on.
+PYTHON ?= python3
+VENV ?= .venv
+TORCH ?= torch==2.13.0
+BENCH ?= bookkeeping
+PYTEST_ARGS ?=
+
+RUN := $(VENV)/bin
+INSTALLED := $(VENV)/.installed
+
+.DEFAULT_GOAL := help
+.PHONY: help venv model demo test test-heavy check bench docs clean
+
+help: ## list the targets
+	@grep -E '^[a-z-]+:.*## ' Makefile | sed -E 's/^([a-z-]+):.*## (.*)/\1|\2/' | awk -F'|' '{ printf "make %-12s %s\n", $$1, $$2 }'
+
+venv: $(INSTALLED) ## make the virtual environment, or bring it up to date
+
+$(INSTALLED): pyproject.toml constraints.txt
+	test -x $(RUN)/python || $(PYTHON) -m venv $(VENV)
+	$(RUN)/python -m pip install --quiet -c constraints.txt "$(TORCH)"
+	$(RUN)/python -m pip install --quiet -c constraints.txt -e '.[hf,cli,dev]'
+	touch $@
+
+model: venv ## fetch the small real model, once
+	$(RUN)/kvpager model fetch smollm2
+
+demo: model ## real prompts on a real model in a small pool, live
+	$(RUN)/kvpager demo
+
+test: model ## all tests but the heavy ones, under ten minutes on two cores
+	$(RUN)/python -m pytest -q -m "not heavy" $(PYTEST_ARGS)
+
+test-heavy: model ## the long runs, by hand before a release
+	$(RUN)/python -m pytest -q -m heavy $(PYTEST_ARGS)
+
+check: venv ## lint, format, types, and the direction of imports
+	$(RUN)/ruff check .
+	$(RUN)/ruff format --check .
+	$(RUN)/mypy
+	$(RUN)/lint-imports
+
+bench: model ## one benchmark as JSON: make bench BENCH=bookkeeping
+	$(RUN)/kvpager bench $(BENCH) --json
+
+docs: venv ## the options page from its table, and the site
+	$(RUN)/python -m pip install --quiet -c constraints.txt -e '.[docs]'
+	$(RUN)/python -c "from kvpager.config import options_table; print(options_table(), end='')" > docs/options.md
+	$(RUN)/mkdocs build --strict
+
+clean: ## remove caches and build results; the virtual environment stays
+	rm -rf build dist site .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis .benchmarks .coverage
+	find src tests -name __pycache__ -type d -prune -exec rm -rf {} +
