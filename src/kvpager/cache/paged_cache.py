@@ -91,6 +91,25 @@ class PagedCache:
         ids = token_array(tokens)
         return self._match(ids, scope, len(ids) - 1)
 
+    def num_live_blocks(self, match: PrefixMatch) -> int:
+        """Blocks of a match that running sequences hold: mapping them takes nothing from what is available."""
+        nodes = [*match.nodes, *([] if match.inside is None else [match.inside])]
+        live = 0
+        for group, first in enumerate(match.first_page):
+            blocks = [block for node in nodes[first:] if (block := self.index.block(node, group)) is not None]
+            live += int((~self.pool.is_cached(np.array(blocks, np.int64))).sum())
+        return live
+
+    def num_freeable(self, seq: Sequence) -> int:
+        """Blocks that would become available if ``seq`` were freed: those that only it maps. O(pages)."""
+        return sum(int((self.pool.refcount[table.mapped_blocks()] == 1).sum()) for table in seq.tables)
+
+    def num_copies(self, seq: Sequence) -> int:
+        """Blocks that the next step of ``seq`` takes before it may write the begun last page."""
+        if self.rows.reserved[seq.row] % self.layout.page_size == 0:
+            return 0
+        return int(self.pool.is_write_protected(self.rows.tail[:, seq.row]).sum())
+
     def statistics(self) -> CacheStatistics:
         live = np.fromiter(self.sequences, np.int64, len(self.sequences))
         tokens, waste = self._tokens_and_waste(live)

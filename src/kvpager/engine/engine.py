@@ -1,0 +1,570 @@
+"""Continuous batching: requests in, tokens out, over one model and one paged cache.
+
+    submit -> [waiting queue] -> decide() -> cache.step -> model -> sample -> events
+                    ^                |                                  |
+                    +---- preempt ---+                                  +-> finished branches give their pages back
+
+The engine carries out what engine/scheduler.py decides; it owns the cache, and every call must come from one thread
+(``cancel`` and ``submit`` too). Between two calls of ``step`` no step is open, so all books agree and can be checked.
+"""
+
+from array import array
+from collections.abc import Iterable, Iterator
+from collections.abc import Sequence as List
+from contextlib import ExitStack
+from dataclasses import dataclass
+from random import Random
+from time import perf_counter
+from types import TracebackType
+
+import numpy as np
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from kvpager.assemble import open_cache
+from kvpager.attention.select import select
+from kvpager.cache.reclaim import Watermarks
+from kvpager.cache.sequence import Sequence, token_array
+from kvpager.config import Options, available_memory, load_options, resolve_capacity
+from kvpager.engine.detokenizer import Detokenizer
+from kvpager.engine.model_runner import ModelRunner
+from kvpager.engine.request import Branch, BranchState, Completion, FinishReason, Request, TokenEvent, completion
+from kvpager.engine.sampling import SampledToken, SamplerRow, SamplingFailure, TokenCounts, sample
+from kvpager.engine.sampling_params import Sampling
+from kvpager.engine.scheduler import (
+    AdmissionCost,
+    Limits,
+    Running,
+    Waiting,
+    decide,
+    effective_rank,
+    holding_blocks,
+    tokens_that_fit,
+)
+from kvpager.errors import ConfigError, KVPagerError, RequestError
+from kvpager.integrations.model_layout import check_supported, layout_for, max_context
+from kvpager.prefix.hashing import Scope
+
+Prompt = str | List[int]
+
+CANONICAL_CHUNK = 64  # tokens: in deterministic mode prompts are computed in pieces that end at multiples of it
+_CONTEXT_TOKENS = 6  # of the prompt, for the detokenizer
+_NO_SAMPLING = Sampling()
+_NO_SCOPE = Scope()
+
+
+@dataclass(frozen=True, slots=True)
+class EngineStatistics:
+    """Since the engine was opened; ``running``, ``waiting`` and ``forking`` branches now."""
+
+    running: int
+    waiting: int
+    finished_requests: int
+    prompt_tokens: int
+    generated_tokens: int
+    preemptions: int
+    steps: int
+    model_seconds: float
+    bookkeeping_seconds: float
+    sampling_seconds: float
+
+
+class Engine:
+    """Runs a model over a paged cache. A context: leaving it ends all requests and restores the model.
+
+    ``model``: a folder, a ``.gguf`` file, a hub id, a short name, or a loaded transformers model (then give its
+    ``tokenizer`` if prompts are texts). Options are those of ``kvpager.config.Options``, by keyword.
+
+    Raises ConfigError for wrong options, ModelError or UnsupportedModel for a model that can't be loaded or would run
+    wrong.
+    """
+
+    def __init__(
+        self,
+        model: str | PreTrainedModel,
+        *,
+        tokenizer: object | None = None,
+        options: Options | None = None,
+        num_blocks: int | None = None,
+        **overrides: object,
+    ) -> None:
+        self.options = options or load_options(environ={}, overrides=overrides)
+        if options is not None and overrides:
+            raise ConfigError("give either options or keywords, not both")
+        self._resources = ExitStack()
+        self._load(model, tokenizer)
+        config = self.model.config.get_text_config()
+        check_supported(self.model.config)
+        self.layout = layout_for(self.model.config, dtype=self._kv_dtype(), page_size=self.options.page_size)
+        self.vocab_size = int(config.vocab_size)
+        self.chunk = self._canonical_chunk() if self.options.deterministic else None
+        backend = select(self.layout, self.options.attention)
+        capacity = None if num_blocks else self._capacity()
+        blocks = num_blocks or max(1, (capacity or 0) // self.layout.block_stride)
+        self.cache = open_cache(
+            self.layout,
+            capacity,
+            num_blocks=num_blocks,
+            device=str(self.model.device),
+            eviction=self.options.eviction,
+            watermarks=Watermarks.from_threshold(self.options.eviction_threshold, blocks),
+            prefix_cache=self.options.prefix_cache,
+            match_inside_pages=self.options.partial_hits and self.chunk is None,
+            debug=self.options.debug,
+        )
+        self.runner = ModelRunner(self.model, backend, self.cache.arena)
+        self.cache.set_fingerprint(self.runner.fingerprint())
+        self._resources.enter_context(self.runner.running())
+        self.limits = Limits(
+            self.layout,
+            self.options.max_running,
+            self.options.max_batch_tokens,
+            self.cache.min_watermark,
+            self.chunk,
+        )
+        self.max_tokens = self._longest_sequence()
+        self._requests: dict[int, Request] = {}
+        self._running: dict[int, Branch] = {}
+        self._waiting: dict[int, Branch] = {}
+        self._forking: dict[int, Branch] = {}
+        self._next_request = self._next_branch = 0
+        self._random = Random(self.options.seed)
+        self._prompt_tokens = self._generated_tokens = self._preemptions = self._steps = self._finished = 0
+        self._model_seconds = self._bookkeeping_seconds = self._sampling_seconds = 0.0
+
+    # -- set-up -------------------------------------------------------------------------------------------------
+
+    def _load(self, model: str | PreTrainedModel, tokenizer: object | None) -> None:
+        if isinstance(model, str):
+            from kvpager.models.load import load_model
+
+            loaded = load_model(model, dtype=self.options.dtype, device=self._device())
+            self.model, self.tokenizer = loaded.model, tokenizer or loaded.tokenizer
+            self._end_tokens = frozenset(loaded.eos_token_ids)
+        else:
+            self.model, self.tokenizer = model.eval(), tokenizer
+            ends = getattr(model.generation_config, "eos_token_id", None)
+            self._end_tokens = frozenset([] if ends is None else ends if isinstance(ends, list) else [ends])
+
+    def _device(self) -> str:
+        if self.options.device != "auto":
+            return self.options.device
+        return "cuda" if torch.cuda.is_available() else "cpu"
+
+    def _kv_dtype(self) -> str:
+        model_dtype = str(self.model.dtype).removeprefix("torch.")
+        if self.options.kv_dtype not in ("auto", model_dtype):
+            raise ConfigError(
+                f"kv_dtype {self.options.kv_dtype!r} differs from the activations ({model_dtype}), which no attention "
+                "backend here converts; leave it at 'auto'"
+            )
+        return model_dtype
+
+    def _canonical_chunk(self) -> int:
+        page_size = self.layout.page_size
+        chunk = max(1, CANONICAL_CHUNK // page_size) * page_size
+        if chunk > self.options.max_batch_tokens:
+            raise ConfigError(f"deterministic mode computes {chunk} tokens at once: raise max_batch_tokens to that")
+        return chunk
+
+    def _capacity(self) -> int:
+        free = available_memory()
+        if self.model.device.type == "cuda":
+            free = torch.cuda.mem_get_info(self.model.device)[0]
+        return resolve_capacity(self.options.capacity, free)
+
+    def _longest_sequence(self) -> int:
+        limits = [self.options.max_context, max_context(self.model.config)]
+        limit = min([n for n in limits if n is not None], default=1 << 30)
+        fits = tokens_that_fit(self.layout, self.cache.pool.num_blocks, limit)
+        if fits < (self.chunk or 1):
+            raise ConfigError(
+                f"a pool of {self.cache.pool.num_blocks} blocks holds {fits} tokens of one sequence, too few to run; "
+                "raise the capacity or lower the page size"
+            )
+        return fits
+
+    # -- requests -----------------------------------------------------------------------------------------------
+
+    def submit(
+        self,
+        prompt: Prompt,
+        sampling: Sampling = _NO_SAMPLING,
+        *,
+        priority: int = 0,
+        scope: Scope = _NO_SCOPE,
+        index: int = 0,
+    ) -> Request:
+        """Queues a request. Raises RequestError, with the limit, for one that can never run or a full queue."""
+        ids = self.encode(prompt)
+        self._check(ids, sampling)
+        request = Request(self._next_request, index, ids, sampling, priority, scope, self.max_tokens)
+        self._next_request += 1
+        seed = self._random.getrandbits(64) if sampling.seed is None else None
+        for choice in range(sampling.n):
+            own = sampling.child(choice)
+            drawn = own.seed if own.seed is not None else (seed or 0) + choice
+            history = TokenCounts(ids if own.has_penalties else ())
+            detokenizer = None
+            if self.tokenizer is not None:
+                context = ids[-_CONTEXT_TOKENS:].tolist()
+                detokenizer = Detokenizer(self.tokenizer, own.stop, context=context)  # type: ignore[arg-type]
+            row = SamplerRow(sampling=own, history=history, seed=drawn)
+            state = BranchState.FORKING if choice else BranchState.WAITING
+            branch = Branch(request, choice, self._next_branch, row, detokenizer, state)
+            self._next_branch += 1
+            request.branches.append(branch)
+            (self._forking if choice else self._waiting)[branch.key] = branch
+        self._requests[request.id] = request
+        self._prompt_tokens += len(ids)
+        return request
+
+    def encode(self, prompt: Prompt) -> "array[int]":
+        """Token ids of a prompt. Texts go through the tokenizer, with its special tokens."""
+        if isinstance(prompt, str):
+            if self.tokenizer is None:
+                raise ConfigError("this model has no tokenizer: give token ids")
+            return token_array(self.tokenizer.encode(prompt))  # type: ignore[attr-defined]
+        return token_array(prompt)
+
+    def _check(self, ids: "array[int]", sampling: Sampling) -> None:
+        if len(ids) == 0:
+            raise RequestError("the prompt has no tokens; give at least one")
+        if max(ids) >= self.vocab_size:
+            raise RequestError(f"token id {max(ids)} is not in the vocabulary (0 to {self.vocab_size - 1})")
+        sampling.check_vocabulary(self.vocab_size)
+        if sampling.stop and self.tokenizer is None:
+            raise RequestError("stop strings need a tokenizer; use stop_token_ids")
+        if len(ids) > self.max_tokens:
+            raise RequestError(
+                f"the prompt has {len(ids)} tokens, but at most {self.max_tokens} fit (model context "
+                f"{max_context(self.model.config)}, pool {self.cache.pool.num_blocks} blocks of "
+                f"{self.layout.page_size} tokens over {self.layout.num_groups} layer groups)"
+            )
+        if len(self._waiting) >= self.options.max_waiting:
+            raise RequestError(f"the queue is full: {len(self._waiting)} requests are waiting; retry later")
+
+    def cancel(self, request_id: int) -> bool:
+        """Ends a request; its pages go back at once. False if it is not there any more."""
+        request = self._requests.get(request_id)
+        if request is None:
+            return False
+        for branch in request.branches:
+            if branch.state is not BranchState.FINISHED:
+                self._finish(branch, FinishReason.CANCELLED)
+        return True
+
+    @property
+    def has_work(self) -> bool:
+        return bool(self._running or self._waiting or self._forking)
+
+    @property
+    def num_waiting(self) -> int:
+        return len(self._waiting)
+
+    def generate(
+        self, prompts: Iterable[Prompt], sampling: Sampling | List[Sampling] = _NO_SAMPLING, *, scope: Scope = _NO_SCOPE
+    ) -> Iterator[Completion]:
+        """Runs all prompts and yields each choice when it has finished. ``completion.index`` is the prompt's place.
+
+        Leaving the iterator early cancels what is left. Raises RequestError before anything runs if a prompt can
+        never run, unless ``prompts`` is a stream: then when its turn comes.
+        """
+        feed = enumerate(prompts)
+        mine: dict[int, Request] = {}
+        done = False
+        try:
+            while not done or mine:
+                while not done and self.num_waiting < self.options.max_waiting:
+                    item = next(feed, None)
+                    if item is None:
+                        done = True
+                        break
+                    index, prompt = item
+                    own = sampling if isinstance(sampling, Sampling) else sampling[index]
+                    request = self.submit(prompt, own, scope=scope, index=index)
+                    mine[request.id] = request
+                if mine:
+                    self.step()
+                for request in [r for r in mine.values() if r.is_finished]:
+                    del mine[request.id]
+                    yield from request.completions()
+        finally:
+            for request_id in mine:
+                self.cancel(request_id)
+
+    def stream(
+        self, prompt: Prompt, sampling: Sampling = _NO_SAMPLING, *, priority: int = 0, scope: Scope = _NO_SCOPE
+    ) -> Iterator[TokenEvent]:
+        """Runs one prompt, beside whatever else is queued, and yields its tokens. Leaving early cancels it."""
+        request = self.submit(prompt, sampling, priority=priority, scope=scope)
+        try:
+            while not request.is_finished:
+                yield from (event for event in self.step() if event.request_id == request.id)
+        finally:
+            self.cancel(request.id)
+
+    # -- one step -----------------------------------------------------------------------------------------------
+
+    def step(self) -> list[TokenEvent]:
+        """Decides, computes one step and returns the tokens it gave. Does nothing where nothing is queued.
+
+        If the model raises, the requests of that step end with an error and the exception goes on; everything else
+        stays usable.
+        """
+        begin = perf_counter()
+        decision = decide(self.limits, self._view_running(), self._view_waiting(), self.cache.num_available)
+        for key in decision.preempted:
+            self._preempt(self._running[key])
+        for admission in decision.admitted:
+            self._admit(self._waiting[admission.key], admission.prefix_tokens)
+        for branch in self._waiting.values():
+            branch.waited += 1
+        self._bookkeeping_seconds += perf_counter() - begin
+        work = [(self._running[key], count) for key, count in decision.work.items()]
+        if not work:
+            return []
+        self._steps += 1
+        pieces = [work] if self.chunk is None else [[item] for item in work]
+        return [event for piece in pieces for event in self._compute(piece)]
+
+    def _view_running(self) -> list[Running]:
+        return [self._view(branch) for branch in self._running.values()]
+
+    def _view(self, branch: Branch) -> Running:
+        seq = branch.sequence
+        assert seq is not None
+        request = branch.request
+        return Running(
+            key=branch.key,
+            rank=branch.rank,
+            arrival=branch.key,
+            computed=seq.length,
+            known=branch.num_known,
+            prompt=len(request.prompt),
+            copies=self.cache.num_copies(seq),
+            freeable=lambda: self.cache.num_freeable(seq),
+        )
+
+    def _view_waiting(self) -> Iterator[Waiting]:
+        """In the order in which they may start. Lazy: a look-up is made only for those the scheduler asks about."""
+        ranked = sorted(
+            self._waiting.values(), key=lambda b: (-effective_rank(b.request.priority, b.waited), b.key)
+        )
+        for branch in ranked:
+            forks = sum(1 for other in branch.request.branches if other.state is BranchState.FORKING)
+            yield Waiting(
+                key=branch.key,
+                rank=effective_rank(branch.request.priority, branch.waited),
+                arrival=branch.key,
+                known=branch.num_known,
+                prompt=len(branch.request.prompt),
+                width=1 + (forks if branch.choice == 0 else 0),
+                cost=lambda branch=branch: self._admission_cost(branch),  # type: ignore[misc]
+            )
+
+    def _admission_cost(self, branch: Branch) -> AdmissionCost:
+        match = self.cache.lookup(branch.known_tokens(), branch.request.scope)
+        prefix = match.num_tokens if self.chunk is None else match.num_tokens // self.chunk * self.chunk
+        shared = self.cache.num_live_blocks(match) if prefix == match.num_tokens else 0
+        return AdmissionCost(prefix, max(0, holding_blocks(self.layout, branch.num_known + 1) - shared))
+
+    def _admit(self, branch: Branch, prefix_tokens: int) -> None:
+        del self._waiting[branch.key]
+        branch.rank = effective_rank(branch.request.priority, branch.waited)
+        branch.move(BranchState.RUNNING)
+        publish_until = None if self.chunk is None else len(branch.request.prompt) // self.chunk * self.chunk
+        branch.sequence = self.cache.sequence(
+            branch.known_tokens(), scope=branch.request.scope, max_prefix=prefix_tokens, publish_until=publish_until
+        )
+        if branch.prefix_tokens is None:
+            branch.prefix_tokens = branch.sequence.prefix_tokens
+        self._running[branch.key] = branch
+
+    def _preempt(self, branch: Branch) -> None:
+        assert branch.sequence is not None
+        branch.sequence.free()
+        branch.sequence = None
+        branch.preemptions += 1
+        self._preemptions += 1
+        del self._running[branch.key]
+        branch.move(BranchState.WAITING)
+        self._waiting[branch.key] = branch
+
+    def _compute(self, work: list[tuple[Branch, int]]) -> list[TokenEvent]:
+        begin = perf_counter()
+        branches = [branch for branch, _ in work]
+        counts = np.array([count for _, count in work], np.int64)
+        sequences = [_sequence(branch) for branch in branches]
+        ends = np.cumsum(counts) - 1
+        due = [i for i, (branch, count) in enumerate(work) if sequences[i].length + count == branch.num_known]
+        try:
+            with self.cache.step_over(sequences, counts) as step:
+                opened = perf_counter()
+                logits = self.runner.forward(step.batch, _new_tokens(sequences, counts), ends[due])
+                computed = perf_counter()
+        except BaseException as error:
+            for branch in branches:
+                self._finish(branch, FinishReason.ERROR, f"the model failed: {error}")
+            raise
+        closed = perf_counter()
+        self._bookkeeping_seconds += opened - begin + closed - computed
+        self._model_seconds += computed - opened
+        events = self._sample([branches[i] for i in due], logits)
+        self._sampling_seconds += perf_counter() - closed
+        return events
+
+    def _sample(self, branches: list[Branch], logits: Tensor) -> list[TokenEvent]:
+        """Chooses the next token of each branch; ``logits`` [branches, vocab]. Forks what waits for its prompt."""
+        chosen: list[Branch] = []
+        rows: list[int] = []
+        for row, branch in enumerate(branches):
+            family = [branch, *self._fork_waiting(branch)]
+            chosen.extend(family)
+            rows.extend([row] * len(family))
+        if len(rows) != len(branches):
+            logits = logits[rows]
+        results = sample(logits, [branch.sampler for branch in chosen])
+        return [self._take(branch, result) for branch, result in zip(chosen, results, strict=True)]
+
+    def _fork_waiting(self, branch: Branch) -> list[Branch]:
+        if branch.choice or branch.output:
+            return []
+        twins = [other for other in branch.request.branches if other.state is BranchState.FORKING]
+        for twin in twins:
+            twin.sequence = _sequence(branch).fork()
+            twin.rank = branch.rank
+            twin.prefix_tokens = len(branch.request.prompt)
+            twin.move(BranchState.RUNNING)
+            del self._forking[twin.key]
+            self._running[twin.key] = twin
+        return twins
+
+    def _take(self, branch: Branch, result: SampledToken | SamplingFailure) -> TokenEvent:
+        if isinstance(result, SamplingFailure):
+            self._finish(branch, FinishReason.ERROR, result.reason)
+            return self._event(branch, None, "")
+        sampling = branch.sampler.sampling
+        token = result.token
+        branch.output.append(token)
+        branch.sampler.history.append(token)
+        if sampling.logprobs is not None:
+            branch.logprobs.append(result)
+        self._generated_tokens += 1
+        text = ""
+        if token in sampling.stop_token_ids or (token in self._end_tokens and not sampling.ignore_eos):
+            text = self._finish(branch, FinishReason.STOP)
+            return self._event(branch, result, text)
+        if branch.detokenizer is not None:
+            delta = branch.detokenizer.push(token)
+            text = delta.text
+            branch.text.append(text)
+            if delta.finished_by is not None:
+                self._finish(branch, FinishReason.STOP)
+                return self._event(branch, result, text)
+        if len(branch.output) >= sampling.max_tokens or branch.num_known > branch.request.limit:
+            text += self._finish(branch, FinishReason.LENGTH)
+        else:
+            _sequence(branch).append(token)
+        return self._event(branch, result, text)
+
+    def _event(self, branch: Branch, result: SampledToken | None, text: str) -> TokenEvent:
+        return TokenEvent(
+            request_id=branch.request.id,
+            choice=branch.choice,
+            token=None if result is None else result.token,
+            text=text,
+            logprob=None if result is None else result.logprob,
+            top=() if result is None else result.top,
+            finish_reason=branch.finish_reason,
+        )
+
+    def _finish(self, branch: Branch, reason: FinishReason, error: str = "") -> str:
+        """Ends a branch, gives its pages back and returns the text that was held back."""
+        if branch.sequence is not None:
+            branch.sequence.free()
+            branch.sequence = None
+        for group in (self._running, self._waiting, self._forking):
+            group.pop(branch.key, None)
+        branch.move(BranchState.FINISHED)
+        branch.finish_reason = reason
+        branch.error = error
+        rest = ""
+        if branch.detokenizer is not None and reason is not FinishReason.ERROR:
+            rest = branch.detokenizer.flush().text
+            branch.text.append(rest)
+        request = branch.request
+        if branch.choice == 0 and not branch.output:
+            for twin in request.branches:
+                if twin.state is BranchState.FORKING:
+                    self._finish(twin, reason, error)
+        if request.is_finished and self._requests.pop(request.id, None) is not None:
+            self._finished += 1
+        return rest
+
+    # -- the engine as a whole ----------------------------------------------------------------------------------
+
+    def branches(self) -> list[Branch]:
+        """The running branches, the oldest first: for views."""
+        return list(self._running.values())
+
+    def statistics(self) -> EngineStatistics:
+        return EngineStatistics(
+            running=len(self._running),
+            waiting=len(self._waiting) + len(self._forking),
+            finished_requests=self._finished,
+            prompt_tokens=self._prompt_tokens,
+            generated_tokens=self._generated_tokens,
+            preemptions=self._preemptions,
+            steps=self._steps,
+            model_seconds=self._model_seconds,
+            bookkeeping_seconds=self._bookkeeping_seconds,
+            sampling_seconds=self._sampling_seconds,
+        )
+
+    def weights_changed(self) -> None:
+        """Tell the engine that the model's weights were replaced: nothing computed before is reused.
+
+        REQUIRES: no request is running (finish or cancel them first), so that every answer comes from one version.
+        """
+        if self._running:
+            raise ConfigError(f"{len(self._running)} requests are running with the old weights; finish or cancel them")
+        self.cache.set_fingerprint(self.runner.fingerprint())
+
+    def check(self) -> None:
+        """Raises InvariantError unless the engine's books and the cache's agree."""
+        self.cache.check()
+
+    def close(self) -> None:
+        """Cancels what is queued, frees the pages and restores the model."""
+        for request_id in list(self._requests):
+            self.cancel(request_id)
+        self.cache.close()
+        self._resources.close()
+
+    def __enter__(self) -> "Engine":
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+def _sequence(branch: Branch) -> Sequence:
+    if branch.sequence is None:
+        raise KVPagerError(f"branch {branch.key} is not running")
+    return branch.sequence
+
+
+def _new_tokens(sequences: list[Sequence], counts: np.ndarray) -> "array[int]":
+    tokens = array("i")
+    for seq, count in zip(sequences, counts.tolist(), strict=True):
+        assert seq.tokens is not None
+        start = seq.length
+        tokens.extend(seq.tokens[start : start + count])
+    return tokens
+
+
+__all__ = ["Completion", "Engine", "EngineStatistics", "FinishReason", "TokenEvent", "completion"]

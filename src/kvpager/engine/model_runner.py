@@ -1,0 +1,58 @@
+"""One forward pass of a Hugging Face model over a packed batch. Knows no requests and no scheduler.
+
+All new tokens of a step lie in one row, without padding; positions restart with each sequence, and attention keeps
+them apart because it goes through the pages. Logits are computed only where a token will be chosen.
+"""
+
+import hashlib
+from array import array
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import numpy as np
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from kvpager.attention.backend import AttentionBackend
+from kvpager.cache.step import StepBatch
+from kvpager.integrations.attention_function import PackedCall, attending, paged_attention
+from kvpager.memory.arena import Arena
+
+
+class ModelRunner:
+    """``model`` in eval mode; uses ``backend`` for attention while ``running()``."""
+
+    def __init__(self, model: PreTrainedModel, backend: AttentionBackend, arena: Arena) -> None:
+        self.model = model
+        self.backend = backend
+        self._arena = arena
+        self._device = model.device
+
+    @contextmanager
+    def running(self) -> Iterator[None]:
+        """The model is ours inside: its attention is replaced, and restored on exit."""
+        with paged_attention(self.model):
+            yield
+
+    @torch.inference_mode()
+    def forward(self, batch: StepBatch, tokens: "array[int]", sample_at: np.ndarray) -> Tensor:
+        """Logits [len(sample_at), vocab] of the new ``tokens`` [T] of a step, at the packed indices ``sample_at``."""
+        ids = torch.frombuffer(tokens, dtype=torch.int32).to(self._device, torch.int64)
+        positions = torch.from_numpy(batch.positions()).to(self._device)
+        keep = torch.from_numpy(np.ascontiguousarray(sample_at, np.int64)).to(self._device)
+        call = PackedCall(batch.layout, self.backend.plan(batch, self._arena))
+        with attending(call):
+            output = self.model(
+                input_ids=ids[None], position_ids=positions[None], use_cache=False, logits_to_keep=keep
+            )
+        logits: Tensor = output.logits[0]
+        return logits
+
+    def fingerprint(self) -> bytes:
+        """SHA-256 over the configuration and every weight: part of every content key."""
+        state = hashlib.sha256(self.model.config.to_json_string(use_diff=False).encode())
+        for name, parameter in self.model.state_dict().items():
+            state.update(f"{name} {parameter.dtype} {tuple(parameter.shape)}".encode())
+            state.update(parameter.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy())
+        return state.digest()

@@ -1,0 +1,160 @@
+"""A client's request and its branches: what was asked, what has come of it. Knows no scheduler and no model.
+
+A request with n choices has n *branches*. Branch 0 computes the prompt; when its first token is due, the others are
+forked from it and share its pages.
+
+                submit             admit              fork (branches 1..n-1)
+    (new) ---------------> WAITING -----> RUNNING <------------------ FORKING
+                              ^              |
+                              +--- preempt --+----> FINISHED (stop, length, cancelled, error)
+
+Token positions of a branch, and who answers for them:
+
+    [0, prefix_tokens)                  found in the prefix index; never computed for this request
+    [0, sequence.length)                K and V lie in the pool
+    [prompt length, prompt + output)    generated; the last one has no K and V until the next step
+"""
+
+from array import array
+from collections.abc import Sequence as List
+from dataclasses import dataclass, field
+from enum import Enum
+
+from kvpager.cache.sequence import Sequence
+from kvpager.engine.detokenizer import Detokenizer
+from kvpager.engine.sampling import SampledToken, SamplerRow, TokenLogprob
+from kvpager.engine.sampling_params import Sampling
+from kvpager.errors import InvariantError
+from kvpager.prefix.hashing import Scope
+
+
+class BranchState(Enum):
+    WAITING = "waiting"
+    FORKING = "forking"
+    RUNNING = "running"
+    FINISHED = "finished"
+
+
+_MOVES = {
+    BranchState.WAITING: {BranchState.RUNNING, BranchState.FINISHED},
+    BranchState.FORKING: {BranchState.RUNNING, BranchState.FINISHED},
+    BranchState.RUNNING: {BranchState.WAITING, BranchState.FINISHED},
+    BranchState.FINISHED: set(),
+}
+
+
+class FinishReason(Enum):
+    STOP = "stop"  # an end token, a stop token or a stop string
+    LENGTH = "length"  # max_tokens, the model's context, or the whole pool
+    CANCELLED = "cancelled"
+    ERROR = "error"  # this request failed; ``error`` says how
+
+
+@dataclass(frozen=True, slots=True)
+class TokenEvent:
+    """One generated token. ``text`` is what became certain with it, perhaps nothing. ``finish_reason`` on the last."""
+
+    request_id: int
+    choice: int
+    token: int | None
+    text: str
+    logprob: float | None = None
+    top: tuple[TokenLogprob, ...] = ()
+    finish_reason: FinishReason | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Completion:
+    """A finished choice. ``index``: the prompt's place in the call. ``token_ids`` include the token that ended it.
+
+    ``prompt_tokens`` = ``prefix_tokens`` (found) + computed. ``preemptions``: how often it was stopped and resumed.
+    """
+
+    request_id: int
+    index: int
+    choice: int
+    text: str
+    token_ids: tuple[int, ...]
+    finish_reason: FinishReason
+    prompt_tokens: int
+    prefix_tokens: int
+    preemptions: int
+    logprobs: tuple[SampledToken, ...] = ()
+    error: str = ""
+
+
+@dataclass(slots=True, eq=False)
+class Branch:
+    """One choice of a request."""
+
+    request: "Request"
+    choice: int
+    key: int
+    sampler: SamplerRow
+    detokenizer: Detokenizer | None
+    state: BranchState
+    output: list[int] = field(default_factory=list)
+    text: list[str] = field(default_factory=list)
+    logprobs: list[SampledToken] = field(default_factory=list)
+    sequence: Sequence | None = None
+    prefix_tokens: int | None = None  # of its first admission
+    preemptions: int = 0
+    waited: int = 0  # scheduling passes since it was last put into the queue, or before
+    rank: int = 0  # importance while running: its priority, raised by waiting
+    finish_reason: FinishReason | None = None
+    error: str = ""
+
+    def move(self, state: BranchState) -> None:
+        if state not in _MOVES[self.state]:
+            raise InvariantError(f"branch {self.key} is {self.state.value} and can't become {state.value}")
+        self.state = state
+
+    @property
+    def num_known(self) -> int:
+        """Tokens of prompt and output."""
+        return len(self.request.prompt) + len(self.output)
+
+    def known_tokens(self) -> "array[int]":
+        return self.request.prompt + array("i", self.output)
+
+
+@dataclass(slots=True, eq=False)
+class Request:
+    """``priority``: higher goes first; waiting raises it, so nobody waits for ever. ``limit``: tokens at most, with
+    the prompt, by the model's context and the pool."""
+
+    id: int
+    index: int
+    prompt: "array[int]"
+    sampling: Sampling
+    priority: int
+    scope: Scope
+    limit: int
+    branches: list[Branch] = field(default_factory=list)
+
+    @property
+    def is_finished(self) -> bool:
+        return all(branch.state is BranchState.FINISHED for branch in self.branches)
+
+    def completions(self) -> List[Completion]:
+        """All choices. REQUIRES: finished."""
+        return [completion(branch) for branch in self.branches]
+
+
+def completion(branch: Branch) -> Completion:
+    """What has come of a finished branch."""
+    if branch.finish_reason is None:
+        raise InvariantError(f"branch {branch.key} has not finished")
+    return Completion(
+        request_id=branch.request.id,
+        index=branch.request.index,
+        choice=branch.choice,
+        text="".join(branch.text),
+        token_ids=tuple(branch.output),
+        finish_reason=branch.finish_reason,
+        prompt_tokens=len(branch.request.prompt),
+        prefix_tokens=branch.prefix_tokens or 0,
+        preemptions=branch.preemptions,
+        logprobs=tuple(branch.logprobs),
+        error=branch.error,
+    )
