@@ -1,6 +1,9 @@
 """``open_cache``: the only place that picks concrete classes and puts them together."""
 
 import time
+from functools import cached_property
+
+import numpy as np
 
 from kvpager.cache.fault import FaultLog
 from kvpager.cache.paged_cache import PagedCache
@@ -14,6 +17,7 @@ from kvpager.memory.block_pool import BlockPool
 from kvpager.memory.layout import KVLayout
 from kvpager.prefix.index import PrefixIndex
 from kvpager.tiers.device import DeviceTier, make_arena
+from kvpager.tiers.row_access import RowAccess, Rows
 from kvpager.types import Clock
 
 _POLICIES = {"lru": LRU}
@@ -60,7 +64,7 @@ def open_cache(
         policy=policy,
         reclaimer=Reclaimer(layout, pool, index, policy, watermarks or Watermarks()),
         faults=FaultLog(clock),
-        access=_row_access(arena, layout),
+        access=_LazyRows(arena, layout),
         tiers=[DeviceTier(pool)],
         fingerprint=fingerprint,
         prefix_cache=prefix_cache,
@@ -89,18 +93,22 @@ def _policy(name: str, num_blocks: int) -> EvictionPolicy:
 
 
 class _LazyRows:
-    """Loads torch at the first row written or read by hand, so that pure bookkeeping never needs it."""
+    """Row access that loads torch with the first row moved by hand, so that pure bookkeeping never needs it."""
 
     def __init__(self, arena: Arena, layout: KVLayout) -> None:
         self._arena, self._layout = arena, layout
 
-    def __getattr__(self, name: str) -> object:
+    @cached_property
+    def _rows(self) -> RowAccess:
         from kvpager.tiers.rows import TorchRows
 
-        rows = TorchRows(self._arena, self._layout)
-        self.__dict__.update(check_rows=rows.check_rows, write=rows.write, read=rows.read)
-        return self.__dict__[name]
+        return TorchRows(self._arena, self._layout)
 
+    def check_rows(self, k: Rows, v: Rows) -> int:
+        return self._rows.check_rows(k, v)
 
-def _row_access(arena: Arena, layout: KVLayout) -> _LazyRows:
-    return _LazyRows(arena, layout)
+    def write(self, layer: int, blocks: np.ndarray, slots: np.ndarray, k: Rows, v: Rows) -> None:
+        self._rows.write(layer, blocks, slots, k, v)
+
+    def read(self, layers: list[int], blocks: list[np.ndarray], slots: np.ndarray) -> tuple[Rows, Rows]:
+        return self._rows.read(layers, blocks, slots)

@@ -1,14 +1,14 @@
 """Every error kvpager raises, and whose fault it is.
 
-    KVPagerError
-    ├── ConfigError          yours: a size, option or argument is wrong; fix it and start again
-    ├── RequestError         the client's: this request can never run; nothing was changed
-    ├── ModelError           the model's: the files are missing or damaged
-    │   └── UnsupportedModel     it would run wrong here, so it does not run
-    ├── MissingExtra         a dependency is not installed; the message names the extra
-    ├── OutOfBlocks          nobody's: the pool is full; free something and retry, nothing was changed
-    ├── TierError            the storage's: content is lost or late; it is recomputed
-    └── InvariantError       ours: please report it; the books no longer agree
+KVPagerError
+├── ConfigError          yours: a size, option or argument is wrong; fix it and start again
+├── RequestError         the client's: this request can never run; nothing was changed
+├── ModelError           the model's: the files are missing or damaged
+│   └── UnsupportedModel     it would run wrong here, so it does not run
+├── MissingExtra         a dependency is not installed; the message names the extra
+├── OutOfBlocks          nobody's: the pool is full; free something and retry, nothing was changed
+├── TierError            the storage's: content is lost or late; it is recomputed
+└── InvariantError       ours: please report it; the books no longer agree
 """
 
 

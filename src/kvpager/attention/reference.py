@@ -64,7 +64,9 @@ class _Span:
 
     __slots__ = ("blocks", "first_key", "position", "query_start", "query_stop", "skip", "stop")
 
-    def __init__(self, query_start: int, query_stop: int, position: int, first_key: int, skip: int, stop: int, blocks: Tensor):
+    def __init__(
+        self, query_start: int, query_stop: int, position: int, first_key: int, skip: int, stop: int, blocks: Tensor
+    ):
         self.query_start = query_start
         self.query_stop = query_stop
         self.position = position  # of the first query
@@ -116,7 +118,12 @@ def attend(
     else:
         weights = torch.softmax(scores, dim=-1)
     out = torch.matmul(weights.reshape(kv_heads, -1, num_keys), values)
-    return out.view(kv_heads, group, num_queries, dim).permute(2, 0, 1, 3).reshape(num_queries, query_heads, dim).to(q.dtype)
+    return (
+        out.view(kv_heads, group, num_queries, dim)
+        .permute(2, 0, 1, 3)
+        .reshape(num_queries, query_heads, dim)
+        .to(q.dtype)
+    )
 
 
 def _hidden_keys(

@@ -4,8 +4,10 @@ It decides nothing about order (eviction/), touches no bytes itself (the arena a
 model. One thread owns it. Every call either does its work or raises and leaves everything as it was.
 """
 
+from array import array
 from collections.abc import Iterable, Mapping
 from collections.abc import Sequence as List
+from operator import attrgetter
 
 import numpy as np
 
@@ -25,10 +27,15 @@ from kvpager.memory.layout import KVLayout
 from kvpager.memory.page_table import UNMAPPED, PageTable
 from kvpager.prefix.hashing import Scope, root_key
 from kvpager.prefix.index import PrefixIndex
+from kvpager.tiers.row_access import RowAccess, Rows
 from kvpager.tiers.tier import Tier
-from kvpager.types import ContentKey, FaultKind, NodeId
+from kvpager.types import ContentKey, FaultKind
 
 ANY_SCOPE = Scope()
+_FREED = -1  # the row of a freed sequence
+_UNBOUNDED = np.iinfo(np.int64).max
+_cache_of = attrgetter("_cache")
+_row_of = attrgetter("row")
 
 
 class PagedCache:
@@ -43,7 +50,7 @@ class PagedCache:
         policy: EvictionPolicy,
         reclaimer: Reclaimer,
         faults: FaultLog,
-        access: "object",
+        access: RowAccess,
         tiers: List[Tier],
         fingerprint: bytes,
         prefix_cache: bool,
@@ -77,6 +84,11 @@ class PagedCache:
         return self.pool.arena
 
     @property
+    def has_prefix_cache(self) -> bool:
+        """Whether finished pages stay findable."""
+        return self._prefix_cache
+
+    @property
     def num_available(self) -> int:
         """Blocks a call could get: free, or reclaimable."""
         counts = self.pool.counts()
@@ -96,7 +108,7 @@ class PagedCache:
         nodes = [*match.nodes, *([] if match.inside is None else [match.inside])]
         live = 0
         for group, first in enumerate(match.first_page):
-            blocks = [block for node in nodes[first:] if (block := self.index.block(node, group)) is not None]
+            blocks = [block for block in self.index.blocks_in_group(nodes[first:], group) if block is not None]
             live += int((~self.pool.is_cached(np.array(blocks, np.int64))).sum())
         return live
 
@@ -170,7 +182,7 @@ class PagedCache:
             seq._root = self.index.enter_root(self._root_key(scope))
             if seq._node is None:
                 seq._node = seq._root
-            pages = np.iinfo(np.int64).max if publish_until is None else publish_until // self.layout.page_size
+            pages = _UNBOUNDED if publish_until is None else publish_until // self.layout.page_size
             self.rows.publish_until[row] = pages
         if ids is not None:
             self._lookups += 1
@@ -178,9 +190,8 @@ class PagedCache:
             self._hit_tokens += seq.prefix_tokens
         return seq
 
-    def _match(self, ids: "np.ndarray | object", scope: Scope, limit: int) -> PrefixMatch:
-        root = self.index.find_root(self._root_key(scope))
-        return self._matcher.match(root, ids, scope, limit)  # type: ignore[arg-type]
+    def _match(self, ids: "array[int]", scope: Scope, limit: int) -> PrefixMatch:
+        return self._matcher.match(self.index.find_root(self._root_key(scope)), ids, scope, limit)
 
     def _root_key(self, scope: Scope) -> ContentKey:
         names = (scope.salt, scope.adapter, scope.adapter_version)
@@ -198,8 +209,7 @@ class PagedCache:
         nodes = [*match.nodes, *([] if match.inside is None else [match.inside])]
         with self._faults.handling(FaultKind.MINOR, sum(len(nodes) - first for first in match.first_page)):
             for group, first in enumerate(match.first_page):
-                blocks = [self.index.block(node, group) for node in nodes[first:]]
-                ids = np.array(blocks, np.int32)
+                ids = np.array(self.index.blocks_in_group(nodes[first:], group), np.int32)
                 self._policy.remove(self.pool.retain(ids))
                 seq.tables[group].map(first, ids)
                 self.rows.tail[group, seq.row] = ids[-1]
@@ -243,6 +253,7 @@ class PagedCache:
         self.rows.is_alive[seq.row] = False
         if self.rows.open_steps[seq.row] == 0:
             self.rows.give_back(seq.row)
+        seq.row = _FREED
 
     def _give_back(self, seq: Sequence, blocks: np.ndarray) -> None:
         """One mapping less for each block; blocks that an open step may touch stay MOVING until it has ended."""
@@ -299,7 +310,7 @@ class PagedCache:
 
     def step_over(self, sequences: List[Sequence], counts: np.ndarray) -> Step:
         """``step`` for two parallel lists. REQUIRES: the sequences are distinct."""
-        rows = np.fromiter((seq.row for seq in sequences), np.int64, len(sequences))
+        rows = np.fromiter(map(_row_of, sequences), np.int64, len(sequences))
         self._check_step(sequences, rows, counts)
         page_size, num_groups = self.layout.page_size, self.layout.num_groups
         starts = self.rows.reserved[rows]
@@ -324,15 +335,17 @@ class PagedCache:
             raise ConfigError("a step needs at least one sequence")
         if (counts < 1).any():
             raise ConfigError("every sequence of a step needs at least one new token; leave out the others")
-        reserved = self.rows.reserved[rows].tolist()
-        for seq, start, count in zip(sequences, reserved, counts.tolist(), strict=True):
-            if seq.is_freed or seq._cache is not self:
+        if rows.min() < 0 or set(map(_cache_of, sequences)) != {self}:
+            for seq in sequences:
                 self.check_usable(seq)
-            if seq.tokens is not None and start + count > len(seq.tokens):
-                raise ConfigError(
-                    f"a step of {count} tokens from position {start} needs {start + count} token ids, "
-                    f"but the sequence has {len(seq.tokens)}; append them first"
-                )
+        known = np.array([_UNBOUNDED if (ids := seq.tokens) is None else len(ids) for seq in sequences])
+        stops = self.rows.reserved[rows] + counts
+        if (stops > known).any():
+            at = int(np.argmax(stops > known))
+            raise ConfigError(
+                f"a step of {counts[at]} tokens from position {stops[at] - counts[at]} needs {stops[at]} token ids, "
+                f"but the sequence has {known[at]}; append them first"
+            )
 
     def _pages_to_copy(self, rows: np.ndarray, starts: np.ndarray) -> list[tuple[int, int]]:
         """(group, index) of each last page that is begun, and shared or published, so that writing it copies it."""
@@ -421,8 +434,9 @@ class PagedCache:
         self.rows.committed[rows[alive]] = stops[alive]
         self._computed_tokens += int(step.batch.query_lengths[alive].sum())
         full = np.minimum(stops // self.layout.page_size, self.rows.publish_until[rows])
-        for at in np.flatnonzero(alive & (full > self.rows.published[rows])).tolist():
-            self._publish(step.sequences[at], int(full[at]))
+        growing = np.flatnonzero(alive & (full > self.rows.published[rows]))
+        if len(growing):
+            self._publish([step.sequences[at] for at in growing.tolist()], full[growing].tolist())
         for group, window in enumerate(self._windows):
             if window is not None:
                 self._give_back_behind_window(step, alive, group, window)
@@ -434,36 +448,42 @@ class PagedCache:
             if self.rows.reserved[seq.row] == step.batch.stops[at]:
                 self._cut(seq, int(step.batch.starts[at]))
 
-    def _publish(self, seq: Sequence, pages: int) -> None:
-        """Makes the full pages up to ``pages`` findable; a page whose content is findable already is shared instead."""
-        first = int(self.rows.published[seq.row])
-        assert seq.tokens is not None and seq._node is not None
-        labels = page_labels(seq.tokens, seq.scope, first, pages, self.layout.page_size)
-        for page, label in enumerate(labels, first):
-            node = self.index.open_child(seq._node, label)
-            for group, table in enumerate(seq.tables):
-                block = int(table.snapshot()[page])
-                if block != UNMAPPED:
-                    self._publish_block(seq, node, group, page, block)
+    def _publish(self, sequences: List[Sequence], pages: List[int]) -> None:
+        """Makes each sequence's full pages up to ``pages`` findable; content that is findable already is shared."""
+        fresh: list[int] = []
+        for seq, stop in zip(sequences, pages, strict=True):
+            first = int(self.rows.published[seq.row])
+            tokens, node = seq.tokens, seq._node
+            assert tokens is not None
+            assert node is not None
+            snapshots = [table.snapshot() for table in seq.tables]
+            for page, label in enumerate(page_labels(tokens, seq.scope, first, stop, self.layout.page_size), first):
+                node = self.index.open_child(node, label)
+                for group, snapshot in enumerate(snapshots):
+                    block = int(snapshot[page])
+                    known = self.index.block(node, group)
+                    if known is None and block != UNMAPPED:
+                        self.index.attach(node, group, block)
+                        fresh.append(block)
+                    elif known is not None and known != block and block != UNMAPPED:
+                        self._share_instead(seq, group, page, block, known)
             seq._node = node
-        self.rows.published[seq.row] = pages
+            self.rows.published[seq.row] = stop
+        self.pool.publish(np.array(fresh, np.int32))
 
-    def _publish_block(self, seq: Sequence, node: NodeId, group: int, page: int, block: int) -> None:
-        known = self.index.block(node, group)
-        if known is None:
-            if not self.pool.indexed[block]:
-                self.index.attach(node, group, block)
-                self.pool.publish(block)
-        elif known != block:
-            self._policy.remove(self.pool.retain(np.array([known], np.int32)))
-            self._repoint(seq, group, page, block, known)
-            self._deduplicated += 1
+    def _share_instead(self, seq: Sequence, group: int, page: int, block: int, known: int) -> None:
+        """Another sequence published the same content meanwhile: page ``page`` maps its block, and ours goes."""
+        self._policy.remove(self.pool.retain(np.array([known], np.int32)))
+        self._repoint(seq, group, page, block, known)
+        self._deduplicated += 1
 
     def _give_back_behind_window(self, step: Step, alive: np.ndarray, group: int, window: int) -> None:
         rows, page_size = step.batch.rows, self.layout.page_size
         stops = step.batch.stops
         visible = np.maximum(0, stops - window + 1 - self._rewind) // page_size
-        needed = np.minimum(visible, np.maximum(stops // page_size - 1, 0))  # the last full page stays: see prefix_match
+        needed = np.minimum(
+            visible, np.maximum(stops // page_size - 1, 0)
+        )  # the last full page stays: see prefix_match
         first = self.rows.first_page[group, rows]
         for at in np.flatnonzero(alive & (needed > first)).tolist():
             seq = step.sequences[at]
@@ -475,13 +495,15 @@ class PagedCache:
 
     # -- rows by hand -------------------------------------------------------------------------------------------
 
-    def write(self, seq: Sequence, start: int, k: object, v: object) -> None:
+    def write(self, seq: Sequence, start: int, k: Rows, v: Rows) -> None:
         self.check_usable(seq)
         self._check_idle(seq, "write to")
-        count = self._access.check_rows(k, v)  # type: ignore[attr-defined]
+        count = self._access.check_rows(k, v)
         length, stop = seq.length, start + count
         if not 0 <= start <= length:
-            raise ConfigError(f"can't write from position {start}: the sequence has {length} tokens, and no gaps are kept")
+            raise ConfigError(
+                f"can't write from position {start}: the sequence has {length} tokens, and no gaps are kept"
+            )
         if count == 0:
             return
         self._check_visible(seq, start, stop)
@@ -493,7 +515,7 @@ class PagedCache:
             self._make_writable(seq, start, stop)
             self._write_rows(seq, start, stop, k, v)
 
-    def read(self, seq: Sequence, start: int, stop: int) -> object:
+    def read(self, seq: Sequence, start: int, stop: int) -> tuple[Rows, Rows]:
         self.check_usable(seq)
         if not 0 <= start <= stop <= seq.length:
             raise ConfigError(f"can't read positions {start} to {stop}: the sequence has {seq.length} tokens")
@@ -501,14 +523,14 @@ class PagedCache:
         positions = np.arange(start, stop)
         blocks = [self._blocks_at(seq, place.group, positions) for place in self.layout.places]
         layers = list(range(self.layout.layers))
-        return self._access.read(layers, blocks, positions % self.layout.page_size)  # type: ignore[attr-defined]
+        return self._access.read(layers, blocks, positions % self.layout.page_size)
 
-    def _write_rows(self, seq: Sequence, start: int, stop: int, k: object, v: object) -> None:
+    def _write_rows(self, seq: Sequence, start: int, stop: int, k: Rows, v: Rows) -> None:
         positions = np.arange(start, stop)
         slots = positions % self.layout.page_size
         for layer, place in enumerate(self.layout.places):
             blocks = self._blocks_at(seq, place.group, positions)
-            self._access.write(layer, blocks, slots, k[layer], v[layer])  # type: ignore[attr-defined, index]
+            self._access.write(layer, blocks, slots, k[layer], v[layer])
 
     def _blocks_at(self, seq: Sequence, group: int, positions: np.ndarray) -> np.ndarray:
         return seq.tables[group].snapshot()[positions // self.layout.page_size]

@@ -39,6 +39,8 @@ def first_visible_page(length: int, window: int | None, page_size: int) -> int:
 def page_labels(tokens: "array[int]", scope: Scope, start: int, stop: int, page_size: int) -> list[bytes]:
     """The index edges of pages ``start .. stop-1``: token ids as int32 bytes, then the media that begin in the page."""
     width = page_size * 4
+    if stop == start + 1 and not scope.media:
+        return [tokens[start * page_size : stop * page_size].tobytes()]
     raw = memoryview(tokens)[start * page_size : stop * page_size].tobytes()
     labels = [raw[at : at + width] for at in range(0, len(raw), width)]
     if scope.media:
@@ -97,13 +99,12 @@ class PrefixMatcher:
 
 
 def _first_missing(index: PrefixIndex, chain: list[NodeId], group: int) -> int:
-    for depth, node in enumerate(chain):
-        if index.block(node, group) is None:
-            return depth
-    return len(chain)
+    blocks = index.blocks_in_group(chain, group)
+    return blocks.index(None) if None in blocks else len(chain)
 
 
 def _last_missing(index: PrefixIndex, chain: list[NodeId], group: int) -> np.ndarray:
     """[len(chain)+1]: the last page before each depth that has no block in ``group``, or -1."""
-    missing = [page if index.block(node, group) is None else -1 for page, node in enumerate(chain)]
+    blocks = index.blocks_in_group(chain, group)
+    missing = [page if block is None else -1 for page, block in enumerate(blocks)]
     return np.maximum.accumulate(np.array([-1, *missing]))

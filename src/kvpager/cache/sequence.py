@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 from kvpager.errors import ConfigError
 from kvpager.memory.page_table import Location, PageTable
 from kvpager.prefix.hashing import Scope
+from kvpager.tiers.row_access import Rows
 from kvpager.types import NodeId
 
 if TYPE_CHECKING:
@@ -65,15 +66,16 @@ class Sequence:
 
     def append(self, tokens: Iterable[int] | int) -> None:
         """Adds token ids for the next steps to compute. O(tokens); gives out no block."""
-        self._cache.check_usable(self)
-        if self.tokens is None:
+        ids = self.tokens
+        if self.is_freed or ids is None:
+            self._cache.check_usable(self)
             raise ConfigError("this sequence was made without token ids; write its K and V by hand")
-        if isinstance(tokens, int):
-            if not 0 <= tokens <= MAX_TOKEN_ID:
-                raise ConfigError(f"token id {tokens} is not between 0 and {MAX_TOKEN_ID}")
-            self.tokens.append(tokens)
+        if not isinstance(tokens, int):
+            ids.extend(token_array(tokens))
+        elif 0 <= tokens <= MAX_TOKEN_ID:
+            ids.append(tokens)
         else:
-            self.tokens.extend(token_array(tokens))
+            raise ConfigError(f"token id {tokens} is not between 0 and {MAX_TOKEN_ID}")
 
     def truncate(self, length: int) -> None:
         """Forgets everything from position ``length`` on, token ids included; pages behind it are given back at once.
@@ -90,7 +92,7 @@ class Sequence:
         """Gives all pages back; full ones stay findable until they are reclaimed. Freeing twice is an error."""
         self._cache.free([self])
 
-    def write(self, start: int, k: object, v: object) -> None:
+    def write(self, start: int, k: Rows, v: Rows) -> None:
         """Writes K and V rows by hand at positions ``start`` on; both [layers, tokens, kv_heads, head_dim].
 
         Extends the sequence where the rows go past its end. Raises ConfigError for a gap, wrong shape or dtype,
@@ -98,7 +100,7 @@ class Sequence:
         """
         self._cache.write(self, start, k, v)
 
-    def read(self, start: int, stop: int) -> object:
+    def read(self, start: int, stop: int) -> tuple[Rows, Rows]:
         """Copies of K and V at positions ``start .. stop-1``: two tensors [layers, tokens, kv_heads, head_dim]."""
         return self._cache.read(self, start, stop)
 

@@ -10,7 +10,7 @@ from kvpager.types import FaultKind
 
 @dataclass(frozen=True, slots=True)
 class PrefixCounts:
-    """``prompt_tokens`` were looked up in ``lookups``; ``hit_tokens`` of them were found. Since the cache was opened."""
+    """``prompt_tokens`` were looked up in ``lookups``; ``hit_tokens`` of them were found. Since the cache opened."""
 
     lookups: int
     prompt_tokens: int

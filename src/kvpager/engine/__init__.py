@@ -1,1 +1,27 @@
-"""The engine: requests in, tokens out, many sequences a step over one paged KV cache."""
+"""Continuous batching of requests over one model and one paged cache. Names are loaded when first used."""
+
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from kvpager.engine.engine import Engine, EngineStatistics
+    from kvpager.engine.request import Completion, FinishReason, Request, TokenEvent
+    from kvpager.engine.sampling_params import Sampling
+
+_HOME = {
+    "Completion": "kvpager.engine.request",
+    "Engine": "kvpager.engine.engine",
+    "EngineStatistics": "kvpager.engine.engine",
+    "FinishReason": "kvpager.engine.request",
+    "Request": "kvpager.engine.request",
+    "Sampling": "kvpager.engine.sampling_params",
+    "TokenEvent": "kvpager.engine.request",
+}
+
+__all__ = ["Completion", "Engine", "EngineStatistics", "FinishReason", "Request", "Sampling", "TokenEvent"]
+
+
+def __getattr__(name: str) -> object:
+    if name in _HOME:
+        return getattr(import_module(_HOME[name]), name)
+    raise AttributeError(f"module 'kvpager.engine' has no attribute {name!r}")

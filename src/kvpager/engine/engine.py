@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from random import Random
 from time import perf_counter
 from types import TracebackType
+from typing import Any
 
 import numpy as np
 import torch
@@ -84,7 +85,7 @@ class Engine:
         self,
         model: str | PreTrainedModel,
         *,
-        tokenizer: object | None = None,
+        tokenizer: Any = None,
         options: Options | None = None,
         num_blocks: int | None = None,
         **overrides: object,
@@ -135,7 +136,7 @@ class Engine:
 
     # -- set-up -------------------------------------------------------------------------------------------------
 
-    def _load(self, model: str | PreTrainedModel, tokenizer: object | None) -> None:
+    def _load(self, model: str | PreTrainedModel, tokenizer: Any) -> None:
         if isinstance(model, str):
             from kvpager.models.load import load_model
 
@@ -209,7 +210,7 @@ class Engine:
             detokenizer = None
             if self.tokenizer is not None:
                 context = ids[-_CONTEXT_TOKENS:].tolist()
-                detokenizer = Detokenizer(self.tokenizer, own.stop, context=context)  # type: ignore[arg-type]
+                detokenizer = Detokenizer(self.tokenizer, own.stop, context=context)
             row = SamplerRow(sampling=own, history=history, seed=drawn)
             state = BranchState.FORKING if choice else BranchState.WAITING
             branch = Branch(request, choice, self._next_branch, row, detokenizer, state)
@@ -225,7 +226,7 @@ class Engine:
         if isinstance(prompt, str):
             if self.tokenizer is None:
                 raise ConfigError("this model has no tokenizer: give token ids")
-            return token_array(self.tokenizer.encode(prompt))  # type: ignore[attr-defined]
+            return token_array(self.tokenizer.encode(prompt))
         return token_array(prompt)
 
     def _check(self, ids: "array[int]", sampling: Sampling) -> None:
@@ -349,9 +350,7 @@ class Engine:
 
     def _view_waiting(self) -> Iterator[Waiting]:
         """In the order in which they may start. Lazy: a look-up is made only for those the scheduler asks about."""
-        ranked = sorted(
-            self._waiting.values(), key=lambda b: (-effective_rank(b.request.priority, b.waited), b.key)
-        )
+        ranked = sorted(self._waiting.values(), key=lambda b: (-effective_rank(b.request.priority, b.waited), b.key))
         for branch in ranked:
             forks = sum(1 for other in branch.request.branches if other.state is BranchState.FORKING)
             yield Waiting(

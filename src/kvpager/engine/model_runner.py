@@ -43,9 +43,7 @@ class ModelRunner:
         keep = torch.from_numpy(np.ascontiguousarray(sample_at, np.int64)).to(self._device)
         call = PackedCall(batch.layout, self.backend.plan(batch, self._arena))
         with attending(call):
-            output = self.model(
-                input_ids=ids[None], position_ids=positions[None], use_cache=False, logits_to_keep=keep
-            )
+            output = self.model(input_ids=ids[None], position_ids=positions[None], use_cache=False, logits_to_keep=keep)
         logits: Tensor = output.logits[0]
         return logits
 

@@ -71,7 +71,9 @@ class HostArena:
 
     def resize(self, num_blocks: int) -> None:
         if num_blocks > self.max_blocks:
-            raise ConfigError(f"the pool can grow to {self.max_blocks} blocks, not {num_blocks}: open it with a larger max")
+            raise ConfigError(
+                f"the pool can grow to {self.max_blocks} blocks, not {num_blocks}: open it with a larger max"
+            )
         start, stop = self._byte_of(num_blocks), self._byte_of(self.num_blocks)
         first = -(-start // mmap.PAGESIZE) * mmap.PAGESIZE
         if first < stop:

@@ -1,20 +1,20 @@
 """The states of a block, and the only table of moves between them. Nothing else assigns a state.
 
-    FREE    nobody holds it, nothing findable in it
-    USED    at least one page table maps it
-    CACHED  no table maps it and nothing holds it, but its content is findable in the prefix index
-    MOVING  no table maps it, but an open step or a transfer may still touch its bytes
+FREE    nobody holds it, nothing findable in it
+USED    at least one page table maps it
+CACHED  no table maps it and nothing holds it, but its content is findable in the prefix index
+MOVING  no table maps it, but an open step or a transfer may still touch its bytes
 
-          ALLOCATE            DROP                       A block whose last mapping goes while a step is open
-    FREE ----------> USED -----------> FREE              must not be given out again before the step has ended:
-                     | ^ ^                               it waits in MOVING (open cases O-02, O-16).
-                KEEP | | | MAP
-                     v | |
-          EVICT     CACHED <---------- SETTLE_CACHED
-    FREE <----------   |                    |
-                       | PIN                |
-                       v                    |
-     USED -- HOLD --> MOVING ---------------+---- SETTLE_FREE --> FREE
+      ALLOCATE            DROP                       A block whose last mapping goes while a step is open
+FREE ----------> USED -----------> FREE              must not be given out again before the step has ended:
+                 | ^ ^                               it waits in MOVING (open cases O-02, O-16).
+            KEEP | | | MAP
+                 v | |
+      EVICT     CACHED <---------- SETTLE_CACHED
+FREE <----------   |                    |
+                   | PIN                |
+                   v                    |
+ USED -- HOLD --> MOVING ---------------+---- SETTLE_FREE --> FREE
 """
 
 from enum import IntEnum
@@ -64,8 +64,9 @@ for (_state, _event), _next in _TABLE.items():
 
 def advance(states: np.ndarray, ids: np.ndarray, event: BlockEvent) -> None:
     """Moves ``states[ids]`` along ``event``; raises InvariantError and changes nothing if one of them can't."""
-    following = _NEXT[event][states[ids]]
+    before = states[ids]
+    following = _NEXT[event].take(before)
     if (following == _ILLEGAL).any():
-        bad = int(ids[int(np.argmax(following == _ILLEGAL))])
-        raise InvariantError(f"block {bad} is {BlockState(states[bad]).name} and can't take {event.name}")
+        bad = int(np.argmax(following == _ILLEGAL))
+        raise InvariantError(f"block {ids[bad]} is {BlockState(before[bad]).name} and can't take {event.name}")
     states[ids] = following

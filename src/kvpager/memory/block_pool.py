@@ -66,6 +66,7 @@ class BlockPool:
         self._counts = np.zeros(len(BlockState), np.int64)
         self._counts[BlockState.FREE] = self.num_blocks
         self._marks = np.zeros(self.num_blocks, np.int64)  # scratch: finds a block named twice in a batch
+        self._order = np.arange(self.num_blocks)
         # A stack of free ids, its top at _num_free. High ids lie at the bottom: neighbours are given out together.
         self._free = np.arange(self.num_blocks - 1, -1, -1, dtype=np.int32)
         self._num_free = self.num_blocks
@@ -143,12 +144,15 @@ class BlockPool:
         if (counts < 1).any():
             bad = int(ids[int(np.argmax(counts < 1))])
             raise InvariantError(f"block {bad} is {self.state(bad).name} and was released: freed twice?")
+        self.refcount[ids] = counts - 1
         last = ids[counts == 1]
-        self.refcount[ids] -= 1
         if len(last) == 0:
             return Released(_NO_BLOCKS, _NO_BLOCKS)
         held, indexed = self.pins[last] > 0, self.indexed[last]
-        moving, cached, freed = last[held], last[~held & indexed], last[~held & ~indexed]
+        if not held.any() and indexed.all():  # the common case: a finished sequence of published pages
+            moving, cached, freed = _NO_BLOCKS, last, _NO_BLOCKS
+        else:
+            moving, cached, freed = last[held], last[~held & indexed], last[~held & ~indexed]
         self._apply(moving, BlockEvent.HOLD, BlockState.USED, BlockState.MOVING)
         self._apply(cached, BlockEvent.KEEP, BlockState.USED, BlockState.CACHED)
         self._give_back(freed, BlockEvent.DROP, BlockState.USED)
@@ -179,11 +183,14 @@ class BlockPool:
         self._give_back(freed, BlockEvent.SETTLE_FREE, BlockState.MOVING)
         return Released(freed, cached)
 
-    def publish(self, block: int) -> None:
-        """The prefix index can find this block from now on. REQUIRES: it is mapped."""
-        if self._states[block] != BlockState.USED or self.indexed[block]:
-            raise InvariantError(f"block {block} is {self.state(block).name} and can't be published")
-        self.indexed[block] = True
+    def publish(self, ids: np.ndarray) -> None:
+        """The prefix index can find these blocks from now on. REQUIRES: they are mapped."""
+        self._check_distinct(ids)
+        wrong = (self._states[ids] != BlockState.USED) | self.indexed[ids]
+        if wrong.any():
+            bad = int(ids[int(np.argmax(wrong))])
+            raise InvariantError(f"block {bad} is {self.state(bad).name} and can't be published")
+        self.indexed[ids] = True
 
     def unpublish(self, ids: np.ndarray) -> np.ndarray:
         """The index forgets these blocks. Cached ones become free; returns those."""
@@ -210,6 +217,7 @@ class BlockPool:
         self._free = np.concatenate([free, np.zeros(num_blocks - len(free), np.int32)])
         for name in ("refcount", "pins", "indexed", "_marks"):
             setattr(self, name, _resized(getattr(self, name), num_blocks, 0))
+        self._order = np.arange(num_blocks)
         self._states = _resized(self._states, num_blocks, BlockState.FREE)
         self._counts[BlockState.FREE] = len(free)
 
@@ -258,7 +266,7 @@ class BlockPool:
     def _check_distinct(self, ids: np.ndarray) -> None:
         self._check_range(ids)
         if len(ids) > 1:
-            order = np.arange(len(ids))
+            order = self._order[: len(ids)] if len(ids) <= self.num_blocks else np.arange(len(ids))
             self._marks[ids] = order
             twice = self._marks[ids] != order
             if twice.any():

@@ -10,13 +10,14 @@ collector nothing; a node that has children keeps its number, so no child can ev
 """
 
 import os
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from kvpager.errors import InvariantError
-from kvpager.prefix.hashing import ContentKey, page_key
-from kvpager.types import NodeId
+from kvpager.prefix.hashing import page_key
+from kvpager.types import ContentKey, NodeId
 
 _NONE = -1  # in the arrays only
 
@@ -39,6 +40,7 @@ class PrefixIndex:
         self._root_by_key: dict[ContentKey, int] = {}
         self._root_users: dict[int, int] = {}  # sequences that stand on a root
         self._labels: list[bytes | None] = []
+        self._edge_prefix: list[bytes] = []  # the node's number as 8 bytes: the head of its children's edges
         self._keys: list[ContentKey | None] = []
         self._free_nodes: list[int] = []
         self._parent: list[int] = []
@@ -46,8 +48,8 @@ class PrefixIndex:
         self._next_sibling: list[int] = []
         self._previous_sibling: list[int] = []
         self._blocks: list[list[int]] = [[] for _ in range(num_groups)]
-        self._node_of_block = np.full(num_blocks, _NONE, np.int64)
-        self._group_of_block = np.zeros(num_blocks, np.int16)
+        self._node_of_block = [_NONE] * num_blocks
+        self._group_of_block = [0] * num_blocks
         self.num_entries = 0  # published blocks
 
     # -- questions ----------------------------------------------------------------------------------------------
@@ -63,16 +65,15 @@ class PrefixIndex:
 
     def match(self, root: NodeId, labels: list[bytes]) -> list[NodeId]:
         """The longest chain of nodes whose edges are ``labels``, from the root down."""
-        nodes: list[NodeId] = []
-        node = int(root)
-        find = self._node_by_edge.get
+        nodes: list[int] = []
+        prefix_of_node, find = self._edge_prefix, self._node_by_edge.get
+        node: int | None = root
         for label in labels:
-            child = find(node.to_bytes(8, "little") + label)
-            if child is None:
+            node = find(prefix_of_node[node] + label)  # type: ignore[index]
+            if node is None:
                 break
-            nodes.append(NodeId(child))
-            node = child
-        return nodes
+            nodes.append(node)
+        return nodes  # type: ignore[return-value]
 
     def match_inside(self, parent: NodeId, tokens: bytes) -> PartialMatch | None:
         """The child of ``parent`` that shares the longest run of leading tokens with ``tokens`` (int32 bytes).
@@ -94,6 +95,12 @@ class PrefixIndex:
         block = self._blocks[group][node]
         return None if block == _NONE else block
 
+    def blocks_in_group(self, nodes: Sequence[NodeId], group: int) -> list[int | None]:
+        """``block`` of many nodes at once."""
+        column = self._blocks[group]
+        blocks: list[int | None] = [column[node] for node in nodes]
+        return [None if block == _NONE else block for block in blocks] if _NONE in blocks else blocks
+
     def has_all_blocks(self, node: NodeId) -> bool:
         return all(blocks[node] != _NONE for blocks in self._blocks)
 
@@ -104,13 +111,13 @@ class PrefixIndex:
         return self._first_child[node] == _NONE
 
     def node_of_block(self, block: int) -> NodeId:
-        node = int(self._node_of_block[block])
+        node = self._node_of_block[block]
         if node == _NONE:
             raise InvariantError(f"block {block} is not in the prefix index")
         return NodeId(node)
 
     def group_of_block(self, block: int) -> int:
-        return int(self._group_of_block[block])
+        return self._group_of_block[block]
 
     def key(self, node: NodeId) -> ContentKey:
         """The content key of a node; computed once, from its parents."""
@@ -148,7 +155,7 @@ class PrefixIndex:
 
     def open_child(self, parent: NodeId, label: bytes) -> NodeId:
         """The child of ``parent`` with this edge, made (without blocks) if it is not there."""
-        edge = int(parent).to_bytes(8, "little") + label
+        edge = self._edge_prefix[parent] + label
         node = self._node_by_edge.get(edge)
         if node is None:
             node = self._new_node(int(parent), label)
@@ -195,7 +202,7 @@ class PrefixIndex:
 
     def all_blocks(self) -> np.ndarray:
         """Every published block."""
-        return np.flatnonzero(self._node_of_block != _NONE).astype(np.int32)
+        return np.flatnonzero(np.array(self._node_of_block) != _NONE).astype(np.int32)
 
     @property
     def num_scopes(self) -> int:
@@ -203,10 +210,9 @@ class PrefixIndex:
 
     def resize(self, num_blocks: int) -> None:
         """The pool grew or shrank. REQUIRES: no block above the new size is published."""
-        kept = self._node_of_block[:num_blocks]
-        self._node_of_block = np.concatenate([kept, np.full(num_blocks - len(kept), _NONE, np.int64)])
-        groups = self._group_of_block[:num_blocks]
-        self._group_of_block = np.concatenate([groups, np.zeros(num_blocks - len(groups), np.int16)])
+        for column, empty in ((self._node_of_block, _NONE), (self._group_of_block, 0)):
+            del column[num_blocks:]
+            column.extend([empty] * (num_blocks - len(column)))
 
     def move(self, source: int, target: int) -> None:
         """The content of block ``source`` lies in ``target`` now."""
@@ -227,6 +233,7 @@ class PrefixIndex:
                 column.append(_NONE)
             self._labels.append(None)
             self._keys.append(None)
+            self._edge_prefix.append(node.to_bytes(8, "little"))
         self._parent[node] = parent
         self._labels[node] = label
         return node
@@ -234,7 +241,7 @@ class PrefixIndex:
     def _unlink(self, node: int, parent: int) -> None:
         label = self._labels[node]
         assert label is not None
-        del self._node_by_edge[parent.to_bytes(8, "little") + label]
+        del self._node_by_edge[self._edge_prefix[parent] + label]
         before, after = self._previous_sibling[node], self._next_sibling[node]
         if before == _NONE:
             self._first_child[parent] = after
@@ -276,5 +283,5 @@ class PrefixIndex:
                     entries += 1
                     if self._node_of_block[block] != node or self._group_of_block[block] != group:
                         raise InvariantError(f"node {node} names block {block}, which names another")
-        if entries != self.num_entries or entries != int((self._node_of_block != _NONE).sum()):
+        if entries != self.num_entries or entries != len(self.all_blocks()):
             raise InvariantError("the number of published blocks is wrong")

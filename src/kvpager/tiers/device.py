@@ -57,7 +57,9 @@ class TorchArena:
 
     def resize(self, num_blocks: int) -> None:
         if num_blocks > self.max_blocks:
-            raise ConfigError(f"the pool can grow to {self.max_blocks} blocks, not {num_blocks}: open it with a larger max")
+            raise ConfigError(
+                f"the pool can grow to {self.max_blocks} blocks, not {num_blocks}: open it with a larger max"
+            )
         blocks = self._allocate(num_blocks)
         kept = min(num_blocks, self.num_blocks)
         blocks[:kept] = self.blocks[:kept]

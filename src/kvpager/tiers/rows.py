@@ -1,7 +1,5 @@
 """K and V rows in and out of blocks, as torch tensors. The one place that knows how a layer looks inside the arena."""
 
-from typing import Protocol
-
 import numpy as np
 import torch
 from torch import Tensor
@@ -11,18 +9,6 @@ from kvpager.memory.arena import Arena
 from kvpager.memory.layout import KVLayout
 
 TORCH_DTYPE = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
-
-
-class RowAccess(Protocol):
-    """What the cache needs to move rows by hand; keeps torch out of the bookkeeping."""
-
-    def check_rows(self, k: object, v: object) -> int:
-        """The number of tokens in ``k`` and ``v``, both [layers, tokens, kv_heads, head_dim]; ConfigError if not."""
-        ...
-
-    def write(self, layer: int, blocks: np.ndarray, slots: np.ndarray, k: object, v: object) -> None: ...
-
-    def read(self, layers: list[int], blocks: list[np.ndarray], slots: np.ndarray) -> object: ...
 
 
 def arena_bytes(arena: Arena) -> Tensor:
@@ -62,10 +48,13 @@ class TorchRows:
                 raise ConfigError(f"{name} must be a torch tensor, not {type(rows).__name__}")
             expected = (self._layout.layers, rows.shape[1] if rows.dim() == 4 else "tokens", heads, dim)
             if tuple(rows.shape) != expected:
-                raise ConfigError(f"{name} has shape {tuple(rows.shape)}, expected [layers, tokens, kv_heads, dim] {expected}")
+                raise ConfigError(
+                    f"{name} has shape {tuple(rows.shape)}, expected [layers, tokens, kv_heads, dim] {expected}"
+                )
             if rows.dtype != TORCH_DTYPE[self._layout.dtype]:
                 raise ConfigError(f"{name} is {rows.dtype}, the cache holds {self._layout.dtype}: convert it first")
-        assert isinstance(k, Tensor) and isinstance(v, Tensor)
+        assert isinstance(k, Tensor)
+        assert isinstance(v, Tensor)
         if k.shape != v.shape:
             raise ConfigError(f"k has {k.shape[1]} tokens, v has {v.shape[1]}")
         return int(k.shape[1])
