@@ -5,6 +5,8 @@ score, mask, softmax, weigh. MHA, GQA and MQA; sliding window; soft-cap; sinks.
 """
 
 import math
+from collections.abc import Callable
+from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -38,53 +40,54 @@ class ReferencePlan:
         self._spans = [_group_spans(batch, g, self._index) for g in range(self._layout.num_groups)]
 
     def run(self, layer: int, q: Tensor, k: Tensor, v: Tensor, options: LayerOptions = DEFAULT_OPTIONS) -> Tensor:
-        place = self._layout.places[layer]
         check_packed(self._batch, layer, q, k, v)
+        place = self._layout.places[layer]
         view = layer_view(self._arena, self._layout, layer)
-        blocks = self._new_blocks[place.group]
+        self._write(view, place.group, k, v)
+        out = torch.empty_like(q)
+        self._attend_spans(view, place.group, q, out, options)
+        return out
+
+    def _write(self, view: Tensor, group: int, k: Tensor, v: Tensor) -> None:
+        blocks = self._new_blocks[group]
         view[blocks, :, 0, self._slots] = k
         view[blocks, :, 1, self._slots] = v
-        out = torch.empty_like(q)
-        window = self._layout.groups[place.group].window
-        for span in self._spans[place.group]:
+
+    def _attend_spans(self, view: Tensor, group: int, q: Tensor, out: Tensor, options: LayerOptions) -> None:
+        window = self._layout.groups[group].window
+        for span in self._spans[group]:
             keys, values = _gather(view, span)
             rows = max(1, _MAX_SCORES // (q.shape[1] * keys.shape[1]))
             for first in range(span.query_start, span.query_stop, rows):
                 last = min(first + rows, span.query_stop)
                 position = span.position + first - span.query_start
                 out[first:last] = attend(q[first:last], keys, values, position, span.first_key, window, options)
-        return out
 
     def _index(self, ids: np.ndarray) -> Tensor:
         return torch.as_tensor(np.ascontiguousarray(ids, np.int64), device=self._arena.device)
 
 
+@dataclass(frozen=True, slots=True)
 class _Span:
-    """One sequence of one group: its queries in the packed batch, and the pages they see."""
+    """One sequence in one group: its queries in the packed batch, and the pages they see."""
 
-    __slots__ = ("blocks", "first_key", "position", "query_start", "query_stop", "skip", "stop")
-
-    def __init__(
-        self, query_start: int, query_stop: int, position: int, first_key: int, skip: int, stop: int, blocks: Tensor
-    ):
-        self.query_start = query_start
-        self.query_stop = query_stop
-        self.position = position  # of the first query
-        self.first_key = first_key  # position of the first key that is read
-        self.skip = skip  # slots of the first page before it
-        self.stop = stop  # slots of all pages up to the last token
-        self.blocks = blocks  # [pages]
+    query_start: int
+    query_stop: int
+    position: int  # of the first query
+    first_key: int  # position of the first slot of the first page
+    num_keys: int  # slots from there to the last token
+    blocks: Tensor  # [pages]
 
 
-def _group_spans(batch: StepBatch, group: int, index) -> list[_Span]:  # type: ignore[no-untyped-def]
+def _group_spans(batch: StepBatch, group: int, index: Callable[[np.ndarray], Tensor]) -> list[_Span]:
     page_size, window = batch.layout.page_size, batch.layout.groups[group].window
     offsets, starts, stops = batch.offsets().tolist(), batch.starts.tolist(), batch.stops.tolist()
     spans = []
     for s, table in enumerate(batch.tables[group]):
         first_page = first_visible_page(starts[s], window, page_size)
         first_key = first_page * page_size
-        blocks = index(table[first_page : -(-stops[s] // page_size)])
-        spans.append(_Span(offsets[s], offsets[s + 1], starts[s], first_key, 0, stops[s] - first_key, blocks))
+        blocks = index(table[first_page : batch.layout.num_pages(stops[s])])
+        spans.append(_Span(offsets[s], offsets[s + 1], starts[s], first_key, stops[s] - first_key, blocks))
     return spans
 
 
@@ -92,7 +95,7 @@ def _gather(view: Tensor, span: _Span) -> tuple[Tensor, Tensor]:
     """K and V of a sequence's visible pages in fp32: [kv_heads, keys, head_dim] each, real tokens only."""
     pages = view.index_select(0, span.blocks)  # [pages, kv_heads, 2, page_size, head_dim]
     num_pages, heads, _, page_size, dim = pages.shape
-    both = pages.permute(2, 1, 0, 3, 4).reshape(2, heads, num_pages * page_size, dim)[:, :, : span.stop].float()
+    both = pages.permute(2, 1, 0, 3, 4).reshape(2, heads, num_pages * page_size, dim)[:, :, : span.num_keys].float()
     return both[0], both[1]
 
 

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 from kvpager.attention.backend import AttentionBackend
 from kvpager.attention.reference import ReferenceBackend
+from kvpager.attention.torch_batched import TorchBackend
 from kvpager.errors import ConfigError
 from kvpager.memory.layout import KVLayout
 
@@ -30,7 +31,10 @@ class _Entry:
 
 
 # Best first.
-_BACKENDS: dict[str, _Entry] = {"reference": _Entry(ReferenceBackend, lambda layout: "")}
+_BACKENDS: dict[str, _Entry] = {
+    "torch": _Entry(TorchBackend, lambda layout: ""),
+    "reference": _Entry(ReferenceBackend, lambda layout: ""),
+}
 
 
 def backends(layout: KVLayout | None = None) -> list[Availability]:
