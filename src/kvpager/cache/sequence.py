@@ -11,6 +11,8 @@ from array import array
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from kvpager.errors import ConfigError
 from kvpager.memory.page_table import Location, PageTable
 from kvpager.prefix.hashing import Scope
@@ -33,8 +35,8 @@ def token_array(tokens: Iterable[int]) -> "array[int]":
             ids = array("i", tokens if tolist is None else tolist())
         except (TypeError, OverflowError) as error:
             raise ConfigError(f"token ids must be whole numbers from 0 to {MAX_TOKEN_ID}: {error}") from None
-    if ids and min(ids) < 0:
-        raise ConfigError(f"token id {min(ids)} is negative")
+    if ids and (lowest := int(np.frombuffer(ids, np.int32).min())) < 0:
+        raise ConfigError(f"token id {lowest} is negative")
     return ids
 
 

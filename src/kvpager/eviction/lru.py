@@ -27,8 +27,9 @@ class LRU:
     def add(self, blocks: np.ndarray) -> None:
         stamps = np.arange(self._clock, self._clock + len(blocks))
         self._clock += len(blocks)
+        blocks = blocks.astype(np.int64)  # a copy, and numpy indexes with int64 much faster
         self._stamps[blocks] = stamps
-        self._log.append((blocks.copy(), stamps))
+        self._log.append((blocks, stamps))
         self._logged += len(blocks)
         if self._logged > 2 * len(self._stamps) + _SLACK:
             self._compact()

@@ -128,7 +128,7 @@ class BlockPool:
 
     def retain(self, ids: np.ndarray) -> np.ndarray:
         """One more mapping for each block; they must hold content (not be free). Returns those that were cached."""
-        self._check_distinct(ids)
+        ids = self._distinct(ids)
         before = self._states[ids]
         advance(self._states, ids, BlockEvent.MAP)
         self.refcount[ids] += 1
@@ -139,7 +139,7 @@ class BlockPool:
 
     def release(self, ids: np.ndarray) -> Released:
         """One mapping less for each block. The order given is the order in which cached ones may be evicted."""
-        self._check_distinct(ids)
+        ids = self._distinct(ids)
         counts = self.refcount[ids]
         if (counts < 1).any():
             bad = int(ids[int(np.argmax(counts < 1))])
@@ -160,7 +160,7 @@ class BlockPool:
 
     def pin(self, ids: np.ndarray) -> np.ndarray:
         """One more hold by a step or transfer. Returns the blocks that were cached."""
-        self._check_distinct(ids)
+        ids = self._distinct(ids)
         states = self._states[ids]
         if (states == BlockState.FREE).any():
             raise InvariantError(f"block {int(ids[int(np.argmax(states == BlockState.FREE))])} is free and was pinned")
@@ -171,7 +171,7 @@ class BlockPool:
 
     def unpin(self, ids: np.ndarray) -> Released:
         """One hold less for each block."""
-        self._check_distinct(ids)
+        ids = self._distinct(ids)
         pins = self.pins[ids]
         if (pins < 1).any():
             raise InvariantError(f"block {int(ids[int(np.argmax(pins < 1))])} is not pinned and was unpinned")
@@ -185,7 +185,7 @@ class BlockPool:
 
     def publish(self, ids: np.ndarray) -> None:
         """The prefix index can find these blocks from now on. REQUIRES: they are mapped."""
-        self._check_distinct(ids)
+        ids = self._distinct(ids)
         wrong = (self._states[ids] != BlockState.USED) | self.indexed[ids]
         if wrong.any():
             bad = int(ids[int(np.argmax(wrong))])
@@ -194,7 +194,7 @@ class BlockPool:
 
     def unpublish(self, ids: np.ndarray) -> np.ndarray:
         """The index forgets these blocks. Cached ones become free; returns those."""
-        self._check_distinct(ids)
+        ids = self._distinct(ids)
         if not self.indexed[ids].all():
             raise InvariantError(f"block {int(ids[int(np.argmin(self.indexed[ids]))])} is not published")
         freed = ids[self._states[ids] == BlockState.CACHED]
@@ -226,7 +226,7 @@ class BlockPool:
 
         The caller changes whatever names them. REQUIRES: nothing holds the sources.
         """
-        self._check_distinct(np.concatenate([sources, targets]))
+        self._distinct(np.concatenate([sources, targets]))
         if (self._states[targets] != BlockState.FREE).any() or (self.pins[sources] > 0).any():
             raise InvariantError("blocks move from unheld to free ones only")
         self.arena.copy(sources, targets)
@@ -263,14 +263,17 @@ class BlockPool:
             bad = ids[(ids < 0) | (ids >= self.num_blocks)][0]
             raise InvariantError(f"block {int(bad)} is not in the pool (0 to {self.num_blocks - 1})")
 
-    def _check_distinct(self, ids: np.ndarray) -> None:
+    def _distinct(self, ids: np.ndarray) -> np.ndarray:
+        """The ids as int64 (which numpy indexes with much faster), once they are known to be distinct and in range."""
         self._check_range(ids)
+        ids = ids.astype(np.int64)
         if len(ids) > 1:
             order = self._order[: len(ids)] if len(ids) <= self.num_blocks else np.arange(len(ids))
             self._marks[ids] = order
             twice = self._marks[ids] != order
             if twice.any():
                 raise InvariantError(f"block {int(ids[int(np.argmax(twice))])} is named twice in one call")
+        return ids
 
     def check(self) -> None:
         """Raises InvariantError unless the counts, the states and the free list agree (I1, I3)."""

@@ -93,7 +93,8 @@ class KVLayout:
         if not specs:
             raise ConfigError("a layout needs at least one layer")
         for spec in specs:
-            _check_counts(kv_heads=spec.kv_heads, head_dim=spec.head_dim, window=spec.window or 1)
+            window = 1 if spec.window is None else spec.window
+            _check_counts(kv_heads=spec.kv_heads, head_dim=spec.head_dim, window=window)
         if dtype not in ITEM_BYTES:
             raise ConfigError(f"KV dtype {dtype!r} is not supported; choose one of {', '.join(ITEM_BYTES)}")
         self.dtype = dtype
@@ -118,9 +119,8 @@ class KVLayout:
                     f"page_size {page_size!r} is smaller than one token ({self.bytes_per_token} bytes); ask for more"
                 )
             return tokens
-        tokens = int(page_size)
-        if isinstance(page_size, bool) or tokens < 1:
-            raise ConfigError(f"page_size must be at least 1 token, not {page_size!r}")
+        tokens = int(page_size) if isinstance(page_size, str) else page_size
+        _check_counts(page_size=tokens)
         return tokens
 
     @property

@@ -1,0 +1,58 @@
+"""What the demonstration asks: short tasks, many of them behind the same instructions, some answered twice.
+
+Texts only. Requests with the same ``system`` share the pages of their beginning; those with ``choices`` above one share
+their whole prompt.
+"""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class DemoPrompt:
+    system: str
+    user: str
+    choices: int = 1
+
+
+_OBSERVATORY = (
+    "You are the evening guide of a small observatory on a hill. Visitors are families with children. Answer in three or "
+    "four short sentences, use everyday comparisons instead of numbers where you can, never invent facts, and end with "
+    "one thing that the visitors can try or look for themselves tonight with the naked eye."
+)
+_KITCHEN = (
+    "You are the head of a school kitchen that cooks for two hundred pupils. You write instructions for helpers who have "
+    "never cooked before. List the steps in the order in which they are done, one short sentence each, name the quantity "
+    "and the time in every step, and mention what can go wrong."
+)
+_LIBRARY = (
+    "You are a librarian in a town library. People come with a half remembered question and little time. Say in plain "
+    "words what the answer is, then where in a library one would look for more about it, in no more than five sentences."
+)
+
+PROMPTS = (
+    DemoPrompt(_OBSERVATORY, "Why does the moon change its shape during a month?"),
+    DemoPrompt(_KITCHEN, "How do we cook rice that does not stick?"),
+    DemoPrompt(_LIBRARY, "Who decided how long a second is?"),
+    DemoPrompt(_OBSERVATORY, "Why do stars twinkle and planets don't?", choices=2),
+    DemoPrompt(_KITCHEN, "How do we make a vegetable soup from what was left over?"),
+    DemoPrompt(_LIBRARY, "What is the difference between weather and climate?"),
+    DemoPrompt(_OBSERVATORY, "Is the north star the brightest star?"),
+    DemoPrompt(_KITCHEN, "How do we bake bread rolls for breakfast?", choices=2),
+    DemoPrompt(_LIBRARY, "Why do some countries drive on the left?"),
+    DemoPrompt(_OBSERVATORY, "What is a shooting star?"),
+    DemoPrompt(_KITCHEN, "How do we keep a salad fresh until noon?"),
+    DemoPrompt(_LIBRARY, "How did people tell the time before there were clocks?", choices=2),
+    DemoPrompt(_OBSERVATORY, "Could we see the footprints on the moon from here?"),
+    DemoPrompt(_KITCHEN, "How do we peel forty eggs quickly?"),
+    DemoPrompt(_LIBRARY, "Why is the sea salty although rivers are not?"),
+    DemoPrompt(_OBSERVATORY, "Why is it dark at night if there are so many stars?"),
+    DemoPrompt("", "Write a short poem about a lighthouse keeper and a storm.", choices=3),
+    DemoPrompt("", "Explain to a new colleague what a page table does."),
+    DemoPrompt("", "Give five names for a bakery beside a railway station."),
+    DemoPrompt("", "Summarise in one sentence why trees lose their leaves in autumn."),
+    DemoPrompt("", "Write a polite letter that asks a neighbour to return a ladder."),
+    DemoPrompt("", "What should I pack for a two day hike in the rain?"),
+    DemoPrompt("", "Tell a joke about a librarian and a cat.", choices=2),
+    DemoPrompt("", "Describe how a bicycle stays upright."),
+)
+QUICK_PROMPTS = PROMPTS[:8]
