@@ -35,7 +35,9 @@ class Parser(argparse.ArgumentParser):
         arguments, unknown = self.parse_known_intermixed_args(argv)
         if unknown:
             word = unknown[0].partition("=")[0]
-            hint = did_you_mean(word, self._option_string_actions) if word.startswith("-") else f"see {self.prog} --help"
+            hint = (
+                did_you_mean(word, self._option_string_actions) if word.startswith("-") else f"see {self.prog} --help"
+            )
             raise ConfigError(f"{self.prog} doesn't know {word!r}; {hint}")
         return arguments
 
@@ -70,7 +72,9 @@ def _add_option(group: argparse._ArgumentGroup, row: OptionInfo) -> None:
     default = str(row.default).lower() if row.default is None or row.is_flag else row.default
     text = f"{row.meaning} Default: {default}.".replace("%", "%%")
     if row.is_flag:
-        group.add_argument(flag, dest=_OPTION + row.name, action=argparse.BooleanOptionalAction, default=None, help=text)
+        group.add_argument(
+            flag, dest=_OPTION + row.name, action=argparse.BooleanOptionalAction, default=None, help=text
+        )
     else:
         group.add_argument(flag, dest=_OPTION + row.name, metavar="VALUE", help=text)
 

@@ -27,7 +27,7 @@ from kvpager.assemble import open_cache
 from kvpager.attention.select import select
 from kvpager.cache.reclaim import Watermarks
 from kvpager.cache.sequence import Sequence, token_array
-from kvpager.config import Options, available_memory, load_options, resolve_capacity
+from kvpager.config import AUTO, Options, available_memory, load_options, resolve_capacity
 from kvpager.engine.detokenizer import Detokenizer
 from kvpager.engine.model_runner import ModelRunner
 from kvpager.engine.request import Branch, BranchState, Completion, FinishReason, Request, TokenEvent, completion
@@ -43,7 +43,7 @@ from kvpager.engine.scheduler import (
     holding_blocks,
     tokens_that_fit,
 )
-from kvpager.errors import ConfigError, KVPagerError, RequestError
+from kvpager.errors import ConfigError, InvariantError, RequestError
 from kvpager.integrations.model_layout import check_supported, layout_for, max_context
 from kvpager.prefix.hashing import Scope
 
@@ -173,7 +173,12 @@ class Engine:
         free = available_memory()
         if self.model.device.type == "cuda":
             free = torch.cuda.mem_get_info(self.model.device)[0]
-        return resolve_capacity(self.options.capacity, free)
+        capacity = resolve_capacity(self.options.capacity, free)
+        context = max_context(self.model.config)
+        if self.options.capacity == AUTO and context is not None:
+            enough = self.options.max_running * holding_blocks(self.layout, context) * self.layout.block_stride
+            return min(capacity, enough)
+        return capacity
 
     def _longest_sequence(self) -> int:
         limits = [self.options.max_context, max_context(self.model.config)]
@@ -365,7 +370,9 @@ class Engine:
 
     def _admission_cost(self, branch: Branch) -> AdmissionCost:
         match = self.cache.lookup(branch.known_tokens(), branch.request.scope)
-        prefix = match.num_tokens if self.chunk is None else match.num_tokens // self.chunk * self.chunk
+        prefix = match.num_tokens
+        if self.chunk is not None:  # only whole canonical pieces of the prompt have the bits of a recomputation
+            prefix = min(prefix, len(branch.request.prompt)) // self.chunk * self.chunk
         shared = self.cache.num_live_blocks(match) if prefix == match.num_tokens else 0
         return AdmissionCost(prefix, max(0, holding_blocks(self.layout, branch.num_known + 1) - shared))
 
@@ -525,15 +532,29 @@ class Engine:
     def weights_changed(self) -> None:
         """Tell the engine that the model's weights were replaced: nothing computed before is reused.
 
-        REQUIRES: no request is running (finish or cancel them first), so that every answer comes from one version.
+        Raises ConfigError while a request is under way, so that every answer comes from one version of the weights.
         """
-        if self._running:
-            raise ConfigError(f"{len(self._running)} requests are running with the old weights; finish or cancel them")
+        begun = len(self._running) + sum(1 for branch in self._waiting.values() if branch.output)
+        if begun:
+            raise ConfigError(f"{begun} requests were begun with the old weights; finish or cancel them first")
         self.cache.set_fingerprint(self.runner.fingerprint())
 
     def check(self) -> None:
-        """Raises InvariantError unless the engine's books and the cache's agree."""
+        """Raises InvariantError unless the engine's books and the cache's agree. For tests, and when idle."""
         self.cache.check()
+        queues = (
+            (BranchState.RUNNING, self._running),
+            (BranchState.WAITING, self._waiting),
+            (BranchState.FORKING, self._forking),
+        )
+        for state, queue in queues:
+            for branch in queue.values():
+                if branch.state is not state or (branch.sequence is not None) != (state is BranchState.RUNNING):
+                    raise InvariantError(f"branch {branch.key} is {branch.state.value}, but queued as {state.value}")
+                if branch.sequence is not None and branch.sequence.num_tokens != branch.num_known:
+                    raise InvariantError(f"branch {branch.key} and its sequence know different tokens")
+        if len(self._running) != self.cache.statistics().sequences:
+            raise InvariantError("a sequence has no running branch")
 
     def close(self) -> None:
         """Cancels what is queued, frees the pages and restores the model."""
@@ -553,7 +574,7 @@ class Engine:
 
 def _sequence(branch: Branch) -> Sequence:
     if branch.sequence is None:
-        raise KVPagerError(f"branch {branch.key} is not running")
+        raise InvariantError(f"branch {branch.key} is not running")
     return branch.sequence
 
 

@@ -163,4 +163,6 @@ def check_arguments(arguments: dict[str, Any]) -> None:
         raise ConfigError("use_cache=False: the pages are the cache; leave it out, or detach the model")
     unknown = sorted(set(arguments) - _HARMLESS - _READ_HERE)
     if unknown:
-        raise ConfigError(f"{', '.join(unknown)}: not an argument that pages know, so it may change what they hold; leave it out")
+        raise ConfigError(
+            f"{', '.join(unknown)}: not an argument that pages know, so it may change what they hold; leave it out"
+        )

@@ -37,7 +37,9 @@ def read_pads(attention_mask: object, rows: int, columns: int) -> np.ndarray:
         return np.zeros(rows, np.int64)
     if not isinstance(attention_mask, Tensor) or attention_mask.dim() != 2:
         shape = tuple(attention_mask.shape) if isinstance(attention_mask, Tensor) else type(attention_mask).__name__
-        raise ConfigError(f"attention_mask must be [rows, columns] of 0 and 1, not {shape}: masks per query have no pages")
+        raise ConfigError(
+            f"attention_mask must be [rows, columns] of 0 and 1, not {shape}: masks per query have no pages"
+        )
     mask = attention_mask.detach().cpu().numpy()
     if mask.shape != (rows, columns):
         raise ConfigError(
@@ -49,7 +51,9 @@ def read_pads(attention_mask: object, rows: int, columns: int) -> np.ndarray:
         raise ConfigError("attention_mask must hold only 0 and 1")
     broken = np.flatnonzero((is_token[:, :-1] & ~is_token[:, 1:]).any(axis=1))
     if len(broken):
-        raise ConfigError(f"attention_mask hides columns after a token in row {broken[0]}: pad on the left, without holes")
+        raise ConfigError(
+            f"attention_mask hides columns after a token in row {broken[0]}: pad on the left, without holes"
+        )
     return np.asarray(columns - is_token.sum(axis=1), np.int64)
 
 

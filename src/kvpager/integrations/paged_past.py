@@ -32,7 +32,12 @@ class PagedPast(Cache):  # type: ignore[misc]
     """
 
     def __init__(
-        self, pages: PagedCache, ids: np.ndarray, pads: np.ndarray, scope: Scope, on_close: Callable[["PagedPast"], None]
+        self,
+        pages: PagedCache,
+        ids: np.ndarray,
+        pads: np.ndarray,
+        scope: Scope,
+        on_close: Callable[["PagedPast"], None],
     ) -> None:
         """``ids`` [rows, columns] int32 with ``pads`` [rows] columns of padding on the left of each row."""
         super().__init__(layers=[])
@@ -192,7 +197,9 @@ class PagedPast(Cache):  # type: ignore[misc]
         self.check_open()
         columns = self.columns + tokens_to_remove
         if tokens_to_remove > 0 or columns < 0:
-            raise ConfigError(f"crop({tokens_to_remove}): give minus the number of columns to take back, at most {self.columns}")
+            raise ConfigError(
+                f"crop({tokens_to_remove}): give minus the number of columns to take back, at most {self.columns}"
+            )
         lengths = np.maximum(columns - self.pads, 0).tolist()
         for seq, length in zip(self.sequences, lengths, strict=True):
             self._check_can_truncate(seq, length)
@@ -218,8 +225,11 @@ class PagedPast(Cache):  # type: ignore[misc]
     def batch_select_indices(self, indices: Tensor) -> None:
         """Keeps the rows ``indices``: numbers, or a mask."""
         kept = indices.tolist()
-        self._select([row for row, keep in enumerate(kept) if keep] if indices.dtype.is_floating_point is False and
-                     str(indices.dtype) == "torch.bool" else kept)
+        self._select(
+            [row for row, keep in enumerate(kept) if keep]
+            if indices.dtype.is_floating_point is False and str(indices.dtype) == "torch.bool"
+            else kept
+        )
 
     def batch_repeat_interleave(self, repeats: int) -> None:
         """Every row becomes ``repeats`` rows, side by side."""

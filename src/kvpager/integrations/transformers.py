@@ -111,9 +111,7 @@ class AttachedModel:
 
     # -- pasts --------------------------------------------------------------------------------------------------
 
-    def open(
-        self, input_ids: Tensor, attention_mask: Tensor | None = None, *, scope: Scope = _ANY_SCOPE
-    ) -> PagedPast:
+    def open(self, input_ids: Tensor, attention_mask: Tensor | None = None, *, scope: Scope = _ANY_SCOPE) -> PagedPast:
         """Pages for a batch of prompts: give it to ``generate`` or to the model as ``past_key_values``.
 
         ``input_ids`` [rows, columns], padded on the left; ``attention_mask`` [rows, columns] says what is padding

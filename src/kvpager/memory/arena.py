@@ -41,6 +41,10 @@ class Arena(Protocol):
         """Sets every byte of the blocks ``ids``."""
         ...
 
+    def is_filled(self, ids: np.ndarray, byte: int) -> np.ndarray:
+        """Bool per block: whether every byte is ``byte``."""
+        ...
+
 
 class HostArena:
     """Blocks in ordinary memory, for the device "cpu". ``blocks`` is uint8 [num_blocks, block_stride]."""
@@ -87,6 +91,9 @@ class HostArena:
 
     def fill(self, ids: np.ndarray, byte: int) -> None:
         self.blocks[ids] = byte
+
+    def is_filled(self, ids: np.ndarray, byte: int) -> np.ndarray:
+        return (self.blocks[ids] == byte).all(axis=1)
 
     def _byte_of(self, block: int) -> int:
         return self._offset + block * self.block_stride

@@ -22,6 +22,7 @@ from kvpager.memory.block import BlockEvent, BlockState, advance
 from kvpager.memory.layout import KVLayout
 
 _NO_BLOCKS = np.empty(0, np.int32)
+_POISON = 0xFF  # NaN in every float dtype: a read of freed memory shows
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +59,8 @@ class BlockPool:
         self.layout = layout
         self.arena = arena
         self.num_blocks = arena.num_blocks
-        self._poison = poison
+        self._poison = poison  # freed blocks are overwritten, and looked at when they are given out again
+        self._poisoned = np.zeros(self.num_blocks, np.bool_)
         self.refcount = np.zeros(self.num_blocks, np.int32)
         self.pins = np.zeros(self.num_blocks, np.int32)
         self.indexed = np.zeros(self.num_blocks, np.bool_)
@@ -120,6 +122,8 @@ class BlockPool:
             return _NO_BLOCKS
         top = self._num_free
         ids = self._free[top - count : top][::-1].copy()
+        if self._poison:
+            self._check_poison(ids)
         advance(self._states, ids, BlockEvent.ALLOCATE)
         self._num_free = top - count
         self.refcount[ids] = 1
@@ -215,7 +219,7 @@ class BlockPool:
         free = np.concatenate([added, kept[kept < num_blocks]])
         self._num_free = len(free)
         self._free = np.concatenate([free, np.zeros(num_blocks - len(free), np.int32)])
-        for name in ("refcount", "pins", "indexed", "_marks"):
+        for name in ("refcount", "pins", "indexed", "_marks", "_poisoned"):
             setattr(self, name, _resized(getattr(self, name), num_blocks, 0))
         self._order = np.arange(num_blocks)
         self._states = _resized(self._states, num_blocks, BlockState.FREE)
@@ -233,6 +237,7 @@ class BlockPool:
         for array in (self.refcount, self.indexed, self._states):
             array[targets] = array[sources]
             array[sources] = 0
+        self._poisoned[targets] = False
         taken = np.isin(self._free[: self._num_free], targets)
         free = np.concatenate([self._free[: self._num_free][~taken], sources.astype(np.int32)])
         self._free[: len(free)] = free
@@ -252,7 +257,15 @@ class BlockPool:
         self._free[top : top + len(ids)] = ids[::-1]
         self._num_free = top + len(ids)
         if self._poison:
-            self.arena.fill(ids, 0xFF)  # NaN in every float dtype: a read of freed memory shows
+            self.arena.fill(ids, _POISON)
+            self._poisoned[ids] = True
+
+    def _check_poison(self, ids: np.ndarray) -> None:
+        poisoned = ids[self._poisoned[ids]]
+        intact = self.arena.is_filled(poisoned, _POISON)
+        if not intact.all():
+            raise InvariantError(f"block {poisoned[int(np.argmin(intact))]} was written after it had been freed")
+        self._poisoned[ids] = False
 
     def _move(self, count: int, before: BlockState, after: BlockState) -> None:
         self._counts[before] -= count

@@ -9,7 +9,6 @@ one block per layer group. Nodes are numbers into arrays, not objects, so that a
 collector nothing; a node that has children keeps its number, so no child can ever hang under a stranger (O-01).
 """
 
-import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -85,7 +84,7 @@ class PrefixIndex:
         while child != _NONE:
             label = self._labels[child]
             if label is not None and len(label) == self._page_bytes and self.has_all_blocks(NodeId(child)):
-                common = len(os.path.commonprefix([label, tokens])) // 4
+                common = _common_tokens(label, tokens)
                 if common and (best is None or common > best.num_tokens):
                     best = PartialMatch(NodeId(child), common)
             child = self._next_sibling[child]
@@ -129,7 +128,8 @@ class PrefixIndex:
         key = self._keys[at]
         for child in reversed(missing):
             label = self._labels[child]
-            assert key is not None and label is not None
+            assert key is not None
+            assert label is not None
             key = page_key(key, label[: self._page_bytes], label[self._page_bytes :])
             self._keys[child] = key
         assert key is not None
@@ -285,3 +285,10 @@ class PrefixIndex:
                         raise InvariantError(f"node {node} names block {block}, which names another")
         if entries != self.num_entries or entries != len(self.all_blocks()):
             raise InvariantError("the number of published blocks is wrong")
+
+
+def _common_tokens(one: bytes, other: bytes) -> int:
+    """How many leading int32 ids agree."""
+    length = min(len(one), len(other))
+    same = np.frombuffer(one[:length], np.int32) == np.frombuffer(other[:length], np.int32)
+    return len(same) if same.all() else int(np.argmin(same))

@@ -71,6 +71,10 @@ class TorchArena:
     def fill(self, ids: np.ndarray, byte: int) -> None:
         self.blocks[self._ids(ids)] = byte
 
+    def is_filled(self, ids: np.ndarray, byte: int) -> np.ndarray:
+        filled: np.ndarray = (self.blocks[self._ids(ids)] == byte).all(dim=1).cpu().numpy()
+        return filled
+
     def _allocate(self, num_blocks: int):  # type: ignore[no-untyped-def]  # torch is imported lazily here
         torch = self._torch
         try:

@@ -48,5 +48,5 @@ class LowerTier(Tier, Protocol):
         ...
 
     def load(self, key: ContentKey, into: memoryview) -> None:
-        """Fills ``into`` with the page stored under ``key``. Raises TierError if it is gone or its checksum is wrong."""
+        """Fills ``into`` with the page stored under ``key``. Raises TierError if it is gone or its checksum fails."""
         ...

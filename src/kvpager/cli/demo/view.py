@@ -15,9 +15,7 @@ from kvpager.cli.demo.frame import Cell, Frame, RequestView
 from kvpager.memory.block import BlockState
 from kvpager.types import FaultKind
 
-_COLOURS = (
-    "#e6794b #4ba3e6 #8bc34a #d16ba5 #e0b93e #5cc8b8 #a98be0 #e05d5d #6f9f7f #c99a6b #7fb2d9 #b5c94e".split()
-)
+_COLOURS = "#e6794b #4ba3e6 #8bc34a #d16ba5 #e0b93e #5cc8b8 #a98be0 #e05d5d #6f9f7f #c99a6b #7fb2d9 #b5c94e".split()
 _FAULTS = {
     FaultKind.DEMAND: "demand",
     FaultKind.MINOR: "minor",
@@ -95,7 +93,7 @@ def _cell(cell: Cell, plain: bool) -> tuple[str, str]:
     if cell.state is BlockState.FREE:
         return (". " if plain else "· ", "grey42")
     if cell.state is BlockState.CACHED:
-        return (":: " [:2] if plain else "▒▒", "grey50")
+        return (":: "[:2] if plain else "▒▒", "grey50")
     if cell.mappings > 1:
         return (f"{min(cell.mappings, _MOST_SHARED)} ", "bold black on white")
     if cell.owner is None:
@@ -134,7 +132,8 @@ def _figures(frame: Frame) -> RenderableType:
     share = frame.hit_tokens / frame.prompt_tokens if frame.prompt_tokens else 0.0
     faults = "   ".join(f"{name} {frame.faults.get(kind, 0)}" for kind, name in _FAULTS.items())
     table.add_row(
-        " blocks", f"{frame.used_blocks} used ({frame.shared_blocks} shared) + {frame.cached_blocks} cached + {free} free"
+        " blocks",
+        f"{frame.used_blocks} used ({frame.shared_blocks} shared) + {frame.cached_blocks} cached + {free} free",
     )
     table.add_row(" faults", faults)
     table.add_row(" prefix", f"{frame.hit_tokens:,} of {frame.prompt_tokens:,} prompt tokens found ({share:.0%})")
