@@ -32,6 +32,13 @@ class ArenaContract:
         arena.fill(ids(1, 3), 255)
         assert [self.bytes_of(arena, block) for block in range(4)] == [{7}, {255}, {7}, {255}]
 
+    def test_is_filled_asks_for_every_byte(self) -> None:
+        arena = self.make(3)
+        arena.fill(ids(0, 1, 2), 255)
+        arena.blocks[1, STRIDE - 1] = 254  # type: ignore[attr-defined]
+        assert arena.is_filled(ids(0, 1, 2), 255).tolist() == [True, False, True]
+        assert arena.is_filled(ids(), 255).tolist() == []
+
     def test_copy_copies_whole_blocks_pair_by_pair(self) -> None:
         arena = self.make(6)
         for block in range(6):

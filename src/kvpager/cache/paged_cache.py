@@ -29,7 +29,7 @@ from kvpager.prefix.hashing import Scope, root_key
 from kvpager.prefix.index import PrefixIndex
 from kvpager.tiers.row_access import RowAccess, Rows
 from kvpager.tiers.tier import Tier
-from kvpager.types import ContentKey, FaultKind
+from kvpager.types import ContentKey, FaultKind, NodeId
 
 ANY_SCOPE = Scope()
 _FREED = -1  # the row of a freed sequence
@@ -98,19 +98,29 @@ class PagedCache:
     def min_watermark(self) -> int:
         return self._reclaimer.watermarks.min
 
-    def lookup(self, tokens: Iterable[int], scope: Scope = ANY_SCOPE) -> PrefixMatch:
-        """How much of the prompt ``tokens`` is on the device. At least one token is always left to compute."""
+    def lookup(self, tokens: Iterable[int], scope: Scope = ANY_SCOPE, max_prefix: int | None = None) -> PrefixMatch:
+        """How much of the prompt ``tokens`` is on the device: at most ``max_prefix``, and never the last token."""
         ids = token_array(tokens)
-        return self._match(ids, scope, len(ids) - 1)
+        limit = len(ids) - 1
+        return self._match(ids, scope, limit if max_prefix is None else min(limit, max_prefix))
 
     def num_live_blocks(self, match: PrefixMatch) -> int:
-        """Blocks of a match that running sequences hold: mapping them takes nothing from what is available."""
-        nodes = [*match.nodes, *([] if match.inside is None else [match.inside])]
-        live = 0
+        """Blocks of the whole pages of a match that are mapped already: sharing them takes nothing."""
+        return len(self._match_blocks(match.nodes, match)) - self._num_cached(match.nodes, match)
+
+    def num_revived_blocks(self, match: PrefixMatch) -> int:
+        """Blocks of a match that are cached: mapping them takes them from what is available."""
+        nodes = match.nodes if match.inside is None else (*match.nodes, match.inside)
+        return self._num_cached(nodes, match)
+
+    def _num_cached(self, nodes: List[NodeId], match: PrefixMatch) -> int:
+        return int(self.pool.is_cached(self._match_blocks(nodes, match)).sum())
+
+    def _match_blocks(self, nodes: List[NodeId], match: PrefixMatch) -> np.ndarray:
+        found: list[int] = []
         for group, first in enumerate(match.first_page):
-            blocks = [block for block in self.index.blocks_in_group(nodes[first:], group) if block is not None]
-            live += int((~self.pool.is_cached(np.array(blocks, np.int64))).sum())
-        return live
+            found.extend(block for block in self.index.blocks_in_group(nodes[first:], group) if block is not None)
+        return np.array(found, np.int64)
 
     def num_freeable(self, seq: Sequence) -> int:
         """Blocks that would become available if ``seq`` were freed: those that only it maps. O(pages)."""

@@ -25,6 +25,7 @@ from transformers import PreTrainedModel
 
 from kvpager.assemble import open_cache
 from kvpager.attention.select import select
+from kvpager.cache.prefix_match import PrefixMatch
 from kvpager.cache.reclaim import Watermarks
 from kvpager.cache.sequence import Sequence, token_array
 from kvpager.config import AUTO, Options, available_memory, load_options, resolve_capacity
@@ -369,12 +370,23 @@ class Engine:
             )
 
     def _admission_cost(self, branch: Branch) -> AdmissionCost:
-        match = self.cache.lookup(branch.known_tokens(), branch.request.scope)
-        prefix = match.num_tokens
+        tokens, scope = branch.known_tokens(), branch.request.scope
+        match = self.cache.lookup(tokens, scope)
         if self.chunk is not None:  # only whole canonical pieces of the prompt have the bits of a recomputation
-            prefix = min(prefix, len(branch.request.prompt)) // self.chunk * self.chunk
-        shared = self.cache.num_live_blocks(match) if prefix == match.num_tokens else 0
-        return AdmissionCost(prefix, max(0, holding_blocks(self.layout, branch.num_known + 1) - shared))
+            canonical = min(match.num_tokens, len(branch.request.prompt)) // self.chunk * self.chunk
+            match = self.cache.lookup(tokens, scope, canonical)
+        cost = self._cost_of(branch, match)
+        if match.inside is not None and cost.blocks > self.cache.num_available:
+            # The page that is copied would be one too many at the moment of the copy.
+            match = self.cache.lookup(tokens, scope, len(match.nodes) * self.layout.page_size)
+            cost = self._cost_of(branch, match)
+        return cost
+
+    def _cost_of(self, branch: Branch, match: PrefixMatch) -> AdmissionCost:
+        blocks = holding_blocks(self.layout, branch.num_known + 1) - self.cache.num_live_blocks(match)
+        if match.inside is not None:
+            blocks += self.layout.num_groups
+        return AdmissionCost(match.num_tokens, max(0, blocks), self.cache.num_revived_blocks(match))
 
     def _admit(self, branch: Branch, prefix_tokens: int) -> None:
         del self._waiting[branch.key]

@@ -57,10 +57,12 @@ class Running:
 
 @dataclass(frozen=True, slots=True)
 class AdmissionCost:
-    """``prefix_tokens`` are found; to hold the rest of the known tokens takes ``blocks`` of those available now."""
+    """``prefix_tokens`` are found. To hold all known tokens takes ``blocks`` of those available now; ``revived`` of
+    them are cached pages that the hit takes at once."""
 
     prefix_tokens: int
     blocks: int
+    revived: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,7 +161,7 @@ class _Pass:
         if count == 0:
             return
         while self._blocks(branch, count) > self._available:
-            shorter = self._shorten(branch)
+            shorter = self._shorten(branch, self._available)
             if shorter:
                 count = min(count, shorter)
                 break
@@ -184,11 +186,11 @@ class _Pass:
     def _blocks(self, branch: Running, count: int) -> int:
         return new_blocks(self._layout, branch.computed, branch.computed + count) + branch.copies
 
-    def _shorten(self, branch: Running) -> int:
-        """The longest piece that fits into the blocks left; 0 if none does or pieces must not be cut."""
-        if self._limits.chunk is not None or self._available < branch.copies:
+    def _shorten(self, branch: Running, available: int) -> int:
+        """The longest piece that fits into ``available`` blocks; 0 if none does or pieces must not be cut."""
+        if self._limits.chunk is not None or available < branch.copies:
             return 0
-        pages = (self._available - branch.copies) // self._layout.num_groups
+        pages = (available - branch.copies) // self._layout.num_groups
         return (self._layout.num_pages(branch.computed) + pages) * self._layout.page_size - branch.computed
 
     def _victim(self) -> Running | None:
@@ -214,22 +216,29 @@ class _Pass:
             cost = branch.cost()
             if running and cost.blocks + self._limits.min_free > min(spare, self._available):
                 break
-            count = self._first_piece(branch, cost)
+            newcomer = self._newcomer(branch, cost)
+            count = self._first_piece(newcomer, self._available - cost.revived)
             if count == 0:
                 break
             admitted.append(Admission(branch.key, cost.prefix_tokens))
             self._work[branch.key] = count
             self._tokens -= count
-            self._available -= cost.blocks
-            spare -= cost.blocks
+            taken = max(cost.blocks, cost.revived + self._blocks(newcomer, count))
+            self._available -= taken
+            spare -= taken
             running += branch.width
         return admitted
 
-    def _first_piece(self, branch: Waiting, cost: AdmissionCost) -> int:
+    def _newcomer(self, branch: Waiting, cost: AdmissionCost) -> Running:
+        """What the branch will be once it runs; a hit that ends inside a page has that page copied."""
         computed, layout = cost.prefix_tokens, self._layout
         copies = layout.num_groups if computed % layout.page_size else 0
-        newcomer = Running(branch.key, 0, 0, computed, branch.known, branch.prompt, copies, lambda: 0)
-        count = self._next_tokens(computed, branch.known, branch.prompt)
-        if count and self._blocks(newcomer, count) > self._available:
-            return min(count, self._shorten(newcomer))
+        return Running(
+            branch.key, branch.rank, branch.arrival, computed, branch.known, branch.prompt, copies, lambda: 0
+        )
+
+    def _first_piece(self, newcomer: Running, available: int) -> int:
+        count = self._next_tokens(newcomer.computed, newcomer.known, newcomer.prompt)
+        if count and self._blocks(newcomer, count) > available:
+            return min(count, self._shorten(newcomer, available))
         return count
