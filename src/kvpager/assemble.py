@@ -45,11 +45,13 @@ def open_cache(
     ``max_capacity``: what the pool may later grow to (default: as large as it is). ``watermarks``: see
     cache/reclaim.py; by default there is no background reclaim, since dropping a page early gains nothing while there
     is no lower tier to write it to. ``match_inside_pages``: prefix hits may end inside a page. ``fingerprint``: names
-    the model's weights, part of every content key. ``rewind``: tokens that ``truncate`` may take back after a sliding
-    window has moved on. ``debug``: freed blocks are overwritten with NaN. ``arena`` replaces the device's memory.
+    the model's weights, part of every content key. ``rewind``: tokens a sequence computed that ``truncate`` may take
+    back after a sliding window has moved on. ``debug``: freed blocks are overwritten with NaN. ``arena`` replaces the device's memory.
 
     Raises ConfigError where the capacity holds no block, or for an unknown eviction policy.
     """
+    if rewind < 0:
+        raise ConfigError(f"rewind must be at least 0 tokens, not {rewind}")
     blocks = _num_blocks(layout, capacity, num_blocks)
     limit = blocks if max_capacity is None else parse_size(max_capacity) // layout.block_stride
     if arena is None:

@@ -5,6 +5,7 @@ from collections import Counter
 import numpy as np
 
 from kvpager.cache.paged_cache import PagedCache
+from kvpager.cache.prefix_match import page_labels
 from kvpager.cache.sequence import Sequence
 from kvpager.errors import InvariantError
 
@@ -65,12 +66,21 @@ def _check_sequence(cache: PagedCache, seq: Sequence) -> None:
             raise InvariantError(f"I7: sequence {row} of {reserved} tokens has {len(table.mapped_blocks())} pages")
         if reserved % page_size and rows.tail[group, row] != table.snapshot()[pages - 1]:
             raise InvariantError(f"sequence {row}: the last block is not the one noted")
-    if seq._node is not None and cache.index.num_nodes:
-        depth, node = 0, seq._node
-        while cache.index.parent(node) != -1:
-            depth, node = depth + 1, cache.index.parent(node)
-        if depth != rows.published[row] or node != seq._root:
-            raise InvariantError(f"sequence {row} stands {depth} pages deep, not {rows.published[row]}")
+    if seq._node is not None:
+        _check_place_in_index(cache, seq)
+
+
+def _check_place_in_index(cache: PagedCache, seq: Sequence) -> None:
+    """I14: the chain of nodes a sequence stands on spells its own first pages, from the root of its scope."""
+    assert seq._node is not None
+    assert seq.tokens is not None
+    published = int(cache.rows.published[seq.row])
+    labels, node = [], seq._node
+    while (label := cache.index.label(node)) is not None:
+        labels.append(label)
+        node = cache.index.parent(node)
+    if labels[::-1] != page_labels(seq.tokens, seq.scope, 0, published, cache.layout.page_size) or node != seq._root:
+        raise InvariantError(f"I14: sequence {seq.row} stands on {len(labels)} pages that are not its {published} first")
 
 
 def _check_sharing(cache: PagedCache) -> None:

@@ -72,6 +72,7 @@ class PagedCache:
         self._rewind = rewind
         self._matcher = PrefixMatcher(layout, index, match_inside_pages)
         self._windows = [group.window for group in layout.groups]
+        self._has_only_windows = None not in self._windows
         self._open_steps: list[Step] = []
         self._root_keys: dict[tuple[str, str, str], ContentKey] = {}
         self._lookups = self._prompt_tokens = self._hit_tokens = self._computed_tokens = 0
@@ -248,8 +249,12 @@ class PagedCache:
 
     def free(self, sequences: Iterable[Sequence]) -> None:
         """Gives all pages of these sequences back, the last page of each first, so that leaves age before roots."""
+        sequences = list(sequences)
         for seq in sequences:
             self.check_usable(seq)
+        if len(set(sequences)) < len(sequences):
+            raise ConfigError("a sequence is named twice; free it once")
+        for seq in sequences:
             for table in seq.tables:
                 self._give_back(seq, table.mapped_blocks()[::-1])
             self._forget(seq)
@@ -304,6 +309,8 @@ class PagedCache:
             assert seq._node is not None
             seq._node = self.index.parent(seq._node)
             self.rows.published[row] -= 1
+        if self._has_only_windows and 0 < self.rows.published[row] <= self.rows.first_page[:, row].min():
+            self._leave_index(seq)
         self.rows.committed[row] = min(self.rows.committed[row], length)
         self.rows.reserved[row] = length
         seq.prefix_tokens = min(seq.prefix_tokens, length)
@@ -371,7 +378,7 @@ class PagedCache:
         for group, at in np.argwhere(protected).tolist():
             block = int(tails[group, at])
             left = owners.setdefault(block, int(self.pool.refcount[block]))
-            if left > 1 or self.pool.indexed[block]:  # the last owner of an unpublished page may write in place
+            if left > 1 or self.pool.indexed[block] or self.pool.pins[block]:  # else: the last owner writes in place
                 owners[block] = left - 1
                 copies.append((group, at))
         return copies
@@ -421,7 +428,24 @@ class PagedCache:
                     at += count
 
     def _close_step(self, step: Step, succeeded: bool) -> None:
+        """Steps that share a sequence count in the order they were opened; one left early waits for those before it."""
         step.is_open = False
+        step.has_succeeded = succeeded
+        if len(self._open_steps) == 1:
+            self._settle(step)
+        else:
+            self._settle_all_that_can()
+        self._reclaimer.run_background()
+
+    def _settle_all_that_can(self) -> None:
+        waiting: set[Sequence] = set()
+        for step in tuple(self._open_steps):
+            if step.is_open or not waiting.isdisjoint(step.sequences):
+                waiting.update(step.sequences)
+            else:
+                self._settle(step)
+
+    def _settle(self, step: Step) -> None:
         self._open_steps.remove(step)
         rows = step.batch.rows
         self.rows.open_steps[rows] -= 1
@@ -429,34 +453,47 @@ class PagedCache:
         if not alive.all():
             for row in rows[~alive & (self.rows.open_steps[rows] == 0)].tolist():
                 self.rows.give_back(row)
-        if succeeded:
-            self._commit(step, alive)
-        else:
-            self._take_back(step, alive)
+        # Where an earlier step failed, the rows before this one's were never written: its tokens can't count either.
+        counts = alive & step.has_succeeded & (self.rows.committed[rows] == step.batch.starts)
+        self._commit(step, counts)
+        if not counts.all():
+            self._take_back(step, alive & ~counts)
         for blocks in step.held:
             settled = self.pool.unpin(blocks).cached
             if len(settled):
                 self._policy.add(settled)
-        self._reclaimer.run_background()
 
-    def _commit(self, step: Step, alive: np.ndarray) -> None:
+    def _commit(self, step: Step, counts: np.ndarray) -> None:
+        """``counts`` says which sequences of the step go on."""
         rows, stops = step.batch.rows, step.batch.stops
-        self.rows.committed[rows[alive]] = stops[alive]
-        self._computed_tokens += int(step.batch.query_lengths[alive].sum())
+        self.rows.committed[rows[counts]] = stops[counts]
+        self._computed_tokens += int(step.batch.query_lengths[counts].sum())
         full = np.minimum(stops // self.layout.page_size, self.rows.publish_until[rows])
-        growing = np.flatnonzero(alive & (full > self.rows.published[rows]))
+        growing = np.flatnonzero(counts & (full > self.rows.published[rows]))
         if len(growing):
             self._publish([step.sequences[at] for at in growing.tolist()], full[growing].tolist())
         for group, window in enumerate(self._windows):
             if window is not None:
-                self._give_back_behind_window(step, alive, group, window)
+                self._give_back_behind_window(step, counts, group, window)
+        if self._has_only_windows:
+            published, first_page = self.rows.published[rows], self.rows.first_page[:, rows].min(axis=0)
+            for at in np.flatnonzero(counts & (published > 0) & (published <= first_page)).tolist():
+                self._leave_index(step.sequences[at])
 
-    def _take_back(self, step: Step, alive: np.ndarray) -> None:
-        """The step failed: its new pages are given back and nothing of it counts."""
-        for at in np.flatnonzero(alive).tolist():
+    def _leave_index(self, seq: Sequence) -> None:
+        """The last page that ``seq`` published was given back in every group, so nothing keeps its node there.
+
+        It publishes no more, since a page that hangs under a node must be able to rely on it.
+        """
+        seq._node = seq._root
+        self.rows.published[seq.row] = self.rows.publish_until[seq.row] = 0
+
+    def _take_back(self, step: Step, failed: np.ndarray) -> None:
+        """Nothing of these sequences' new tokens counts; their pages go when no other step holds them."""
+        for at in np.flatnonzero(failed).tolist():
             seq = step.sequences[at]
-            if self.rows.reserved[seq.row] == step.batch.stops[at]:
-                self._cut(seq, int(step.batch.starts[at]))
+            if self.rows.open_steps[seq.row] == 0:
+                self._cut(seq, seq.length)
 
     def _publish(self, sequences: List[Sequence], pages: List[int]) -> None:
         """Makes each sequence's full pages up to ``pages`` findable; content that is findable already is shared."""
@@ -487,15 +524,14 @@ class PagedCache:
         self._repoint(seq, group, page, block, known)
         self._deduplicated += 1
 
-    def _give_back_behind_window(self, step: Step, alive: np.ndarray, group: int, window: int) -> None:
+    def _give_back_behind_window(self, step: Step, counts: np.ndarray, group: int, window: int) -> None:
         rows, page_size = step.batch.rows, self.layout.page_size
         stops = step.batch.stops
         visible = np.maximum(0, stops - window + 1 - self._rewind) // page_size
-        needed = np.minimum(
-            visible, np.maximum(stops // page_size - 1, 0)
-        )  # the last full page stays: see prefix_match
+        last_full = np.maximum((stops - self._rewind) // page_size - 1, 0)  # stays: the sequence stands on its node
+        needed = np.minimum(visible, last_full)
         first = self.rows.first_page[group, rows]
-        for at in np.flatnonzero(alive & (needed > first)).tolist():
+        for at in np.flatnonzero(counts & (needed > first)).tolist():
             seq = step.sequences[at]
             table = seq.tables[group]
             if self.rows.open_steps[seq.row]:

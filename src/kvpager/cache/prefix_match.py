@@ -82,10 +82,9 @@ class PrefixMatcher:
         for group in range(self._layout.num_groups):
             if self._windows[group] is None:
                 depth = min(depth, _first_missing(self._index, chain, group))
-        for group in self._windowed:
-            last_missing = _last_missing(self._index, chain, group)
-            while depth and last_missing[depth] >= self._first_page(depth, group):
-                depth -= 1
+        last_missing = {group: _last_missing(self._index, chain, group) for group in self._windowed}
+        while depth and any(missing[depth] >= self._first_page(depth, g) for g, missing in last_missing.items()):
+            depth -= 1  # what one group lacks at this depth another may lack at the next: all are asked again
         return depth
 
     def _first_page(self, depth: int, group: int) -> int:

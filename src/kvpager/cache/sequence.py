@@ -73,7 +73,8 @@ class Sequence:
             self._cache.check_usable(self)
             raise ConfigError("this sequence was made without token ids; write its K and V by hand")
         if not isinstance(tokens, int):
-            ids.extend(token_array(tokens))
+            is_scalar = getattr(tokens, "ndim", 1) == 0  # of numpy or torch: what argmax gives
+            ids.extend(token_array([tokens] if is_scalar else tokens))  # type: ignore[list-item]
         elif 0 <= tokens <= MAX_TOKEN_ID:
             ids.append(tokens)
         else:
@@ -107,7 +108,10 @@ class Sequence:
         return self._cache.read(self, start, stop)
 
     def translate(self, position: int, layer: int = 0) -> Location:
-        """Tier, block and slot that hold ``position`` of ``layer``."""
+        """Tier, block and slot that hold ``position`` of ``layer``. Raises ConfigError for what no sequence can have."""
+        self._cache.check_usable(self)
+        if position < 0 or not 0 <= layer < self._cache.layout.layers:
+            raise ConfigError(f"there is no position {position} of layer {layer}")
         group = self._cache.layout.places[layer].group
         return self.tables[group].translate(position)
 

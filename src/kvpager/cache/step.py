@@ -72,6 +72,7 @@ class Step:
     close: Callable[["Step", bool], None]
     held: list[np.ndarray] = field(default_factory=list)  # blocks freed meanwhile, pinned until the step has ended
     is_open: bool = True
+    has_succeeded: bool = False  # known once it is left
 
     def __enter__(self) -> "Step":
         return self

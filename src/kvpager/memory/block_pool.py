@@ -98,8 +98,11 @@ class BlockPool:
         return self._states[ids] == BlockState.CACHED
 
     def is_write_protected(self, ids: np.ndarray) -> np.ndarray:
-        """Bool per block: mapped more than once, or findable; whoever writes it needs a copy of its own (I8)."""
-        return (self.refcount[ids] > 1) | self.indexed[ids]
+        """Bool per block: mapped more than once, findable, or held by a step or transfer that may still read it.
+
+        Whoever writes it needs a copy of its own (I5, I8).
+        """
+        return (self.refcount[ids] > 1) | self.indexed[ids] | (self.pins[ids] > 0)
 
     def address(self, block: int) -> int:
         """Byte address of a block on its device."""
@@ -212,8 +215,8 @@ class BlockPool:
             raise ConfigError(f"a pool needs at least one block, not {num_blocks}")
         if (self._states[num_blocks:] != BlockState.FREE).any():
             raise InvariantError("a block above the new size is not free")
-        old, self.num_blocks = self.num_blocks, num_blocks
         self.arena.resize(num_blocks)
+        old, self.num_blocks = self.num_blocks, num_blocks
         kept = self._free[: self._num_free]
         added = np.arange(num_blocks - 1, old - 1, -1, dtype=np.int32)
         free = np.concatenate([added, kept[kept < num_blocks]])

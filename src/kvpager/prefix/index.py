@@ -106,6 +106,10 @@ class PrefixIndex:
     def parent(self, node: NodeId) -> NodeId:
         return NodeId(self._parent[node])
 
+    def label(self, node: NodeId) -> bytes | None:
+        """The edge that leads to a node: the content of its page. None for a root."""
+        return self._labels[node]
+
     def is_leaf(self, node: NodeId) -> bool:
         return self._first_child[node] == _NONE
 

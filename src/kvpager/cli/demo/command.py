@@ -7,29 +7,13 @@ contiguous reservation. The pool is small on purpose, unless --capacity gives an
 import argparse
 import json
 import sys
-from collections import deque
-from collections.abc import Callable
-from time import perf_counter
-from typing import TYPE_CHECKING
 
 from kvpager.cli.arguments import add_common, chosen_options
-from kvpager.cli.demo.comparison import Asked, Comparison, Pool, peak_of
-from kvpager.cli.demo.frame import Frame, observe
-from kvpager.cli.demo.prompts import PROMPTS, QUICK_PROMPTS, DemoPrompt
-from kvpager.cli.prompts import encode_prompt, has_chat_template
-from kvpager.config import AUTO, Options, format_size
-
-if TYPE_CHECKING:
-    from kvpager.engine.engine import Engine
-    from kvpager.engine.request import Request
-
-POOL_TOKENS, QUICK_POOL_TOKENS = 1792, 640  # about a third of what all requests together may come to
-MAX_TOKENS, QUICK_MAX_TOKENS = 96, 24
-_POOL_BLOCKS = 112  # where the page size is given in bytes
-_TEMPERATURE = 0.7  # for requests with several choices: greedy ones would all be the same
-_RATE_SECONDS = 2.0  # the tokens per second of the live view are those of this last stretch
-_LINE_SECONDS = 2.0  # between two lines of plain progress
-_DRAW_SECONDS = 0.1
+from kvpager.cli.demo.demonstration import Demonstration
+from kvpager.cli.demo.prompts import FULL, QUICK, Programme
+from kvpager.cli.demo.screen import PlainLines, Screen, open_screen
+from kvpager.config import AUTO, Options
+from kvpager.errors import ConfigError
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -41,17 +25,43 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     options = chosen_options(arguments)
+    programme = QUICK if arguments.quick else FULL
     if arguments.fetch:
         _fetch(options.model)
     from kvpager.cli.session import open_engine
 
-    _say(f"loading {options.model} ...")
-    with open_engine(options, num_blocks=_num_blocks(options, arguments.quick)) as engine:
-        show = _shower(engine, options, is_live=_is_live(arguments))
-        run = Demonstration(engine, QUICK_PROMPTS if arguments.quick else PROMPTS, arguments.quick)
-        comparison = run.play(show)
+    print(f"loading {options.model} ...", file=sys.stderr, flush=True)
+    with open_engine(options, num_blocks=num_blocks(options, programme)) as engine:
+        demonstration = Demonstration(engine, programme)
+        with _screen(arguments, demonstration.title) as screen:
+            demonstration.play(screen)
+        comparison = demonstration.compare()
         if arguments.json:
-            print(json.dumps(run.as_dict(comparison)))
+            print(json.dumps(demonstration.as_dict() | comparison.as_dict()))
         else:
-            print("\n".join(["", run.summary(), "", *comparison.lines()]))
+            screen.conclude(comparison.peak)
+            print("\n".join([demonstration.summary(), "", *comparison.lines()]))
     return 0
+
+
+def num_blocks(options: Options, programme: Programme) -> int | None:
+    """The size of the small pool; None where the user asked for another one."""
+    if options.capacity != AUTO:
+        return None
+    page_size = options.page_size
+    return max(1, programme.pool_tokens // (page_size if isinstance(page_size, int) else programme.usual_page))
+
+
+def _screen(arguments: argparse.Namespace, title: str) -> Screen:
+    if arguments.json or arguments.plain:
+        return PlainLines(sys.stderr if arguments.json else sys.stdout)
+    return open_screen(title)
+
+
+def _fetch(model: str) -> None:
+    from kvpager.models.source import resolve
+
+    try:
+        resolve(model, download=True)
+    except ImportError as error:
+        raise ConfigError(f"models can't be fetched here: {error}") from error

@@ -6,7 +6,6 @@ prompt and its ``max_tokens``, which is less, and the shortest are let in first,
 Neither can share. Knows no engine, no model and no terminal.
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 from kvpager.cli.demo.frame import Frame
@@ -15,13 +14,12 @@ from kvpager.config import format_size
 
 @dataclass(frozen=True, slots=True)
 class Pool:
-    """``token_bytes``: K and V of one token over all layers; ``groups``: layer groups, each with page tables."""
+    """``token_bytes``: K and V of one token over all layers."""
 
     blocks: int
     block_bytes: int
     page_size: int
     token_bytes: int
-    groups: int
 
     @property
     def nbytes(self) -> int:
@@ -170,6 +168,6 @@ class Comparison:
         ]
 
 
-def peak_of(frames: Sequence[Frame]) -> Frame:
-    """The frame with most sequences running; among those, the one with most context."""
-    return max(frames, key=lambda frame: (frame.running, frame.live_tokens))
+def is_fuller(frame: Frame, other: Frame) -> bool:
+    """Whether more sequences run in ``frame``, or as many with more context."""
+    return (frame.running, frame.live_tokens) > (other.running, other.live_tokens)

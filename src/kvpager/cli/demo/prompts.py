@@ -55,4 +55,20 @@ PROMPTS = (
     DemoPrompt("", "Tell a joke about a librarian and a cat.", choices=2),
     DemoPrompt("", "Describe how a bicycle stays upright."),
 )
-QUICK_PROMPTS = PROMPTS[:8]
+
+
+@dataclass(frozen=True, slots=True)
+class Programme:
+    """What is asked, how long an answer may be, and the pool it has to do with, in tokens.
+
+    ``usual_page``: tokens, to size the pool where the page size is given in bytes.
+    """
+
+    prompts: tuple[DemoPrompt, ...]
+    max_tokens: int
+    pool_tokens: int
+    usual_page: int = 16
+
+
+FULL = Programme(PROMPTS, max_tokens=96, pool_tokens=1792)
+QUICK = Programme(PROMPTS[:8], max_tokens=24, pool_tokens=768)

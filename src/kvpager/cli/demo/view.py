@@ -93,7 +93,7 @@ def _cell(cell: Cell, plain: bool) -> tuple[str, str]:
     if cell.state is BlockState.FREE:
         return (". " if plain else "· ", "grey42")
     if cell.state is BlockState.CACHED:
-        return (":: "[:2] if plain else "▒▒", "grey50")
+        return ("::" if plain else "▒▒", "grey50")
     if cell.mappings > 1:
         return (f"{min(cell.mappings, _MOST_SHARED)} ", "bold black on white")
     if cell.owner is None:
