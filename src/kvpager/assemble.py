@@ -56,6 +56,11 @@ def open_cache(
     limit = blocks if max_capacity is None else parse_size(max_capacity) // layout.block_stride
     if arena is None:
         arena = make_arena(device, blocks, layout.block_stride, limit)
+    elif (arena.num_blocks, arena.block_stride) != (blocks, layout.block_stride):
+        raise ConfigError(
+            f"the arena has {arena.num_blocks} blocks of {arena.block_stride} bytes, but {blocks} of "
+            f"{layout.block_stride} are asked for; make it fit the layout"
+        )
     pool = BlockPool(layout, arena, poison=debug)
     index = PrefixIndex(blocks, layout.num_groups, layout.page_size)
     policy = _policy(eviction, blocks)

@@ -56,7 +56,7 @@ class ReferencePlan:
     def _attend_spans(self, view: Tensor, group: int, q: Tensor, out: Tensor, options: LayerOptions) -> None:
         window = self._layout.groups[group].window
         for span in self._spans[group]:
-            keys, values = _gather(view, span)
+            keys, values = (rows.float() for rows in gather(view, span))
             rows = max(1, _MAX_SCORES // (q.shape[1] * keys.shape[1]))
             for first in range(span.query_start, span.query_stop, rows):
                 last = min(first + rows, span.query_stop)
@@ -91,11 +91,11 @@ def _group_spans(batch: StepBatch, group: int, index: Callable[[np.ndarray], Ten
     return spans
 
 
-def _gather(view: Tensor, span: _Span) -> tuple[Tensor, Tensor]:
-    """K and V of a sequence's visible pages in fp32: [kv_heads, keys, head_dim] each, real tokens only."""
+def gather(view: Tensor, span: _Span) -> tuple[Tensor, Tensor]:
+    """K and V of a sequence's visible pages: [kv_heads, keys, head_dim] each, real tokens only."""
     pages = view.index_select(0, span.blocks)  # [pages, kv_heads, 2, page_size, head_dim]
     num_pages, heads, _, page_size, dim = pages.shape
-    both = pages.permute(2, 1, 0, 3, 4).reshape(2, heads, num_pages * page_size, dim)[:, :, : span.num_keys].float()
+    both = pages.permute(2, 1, 0, 3, 4).reshape(2, heads, num_pages * page_size, dim)[:, :, : span.num_keys]
     return both[0], both[1]
 
 
@@ -112,7 +112,7 @@ def attend(
     scores = torch.matmul(folded, keys.transpose(1, 2)).view(kv_heads, group, num_queries, num_keys) * scale
     if options.softcap is not None:
         scores = torch.tanh(scores / options.softcap) * options.softcap
-    hidden = _hidden_keys(num_queries, num_keys, position, first_key, window, q.device)
+    hidden = hidden_keys(num_queries, num_keys, position, first_key, window, q.device)
     if hidden is not None:
         scores = scores.masked_fill(hidden, -math.inf)
     if options.sinks is not None:
@@ -129,7 +129,7 @@ def attend(
     )
 
 
-def _hidden_keys(
+def hidden_keys(
     num_queries: int, num_keys: int, position: int, first_key: int, window: int | None, device: torch.device
 ) -> Tensor | None:
     """[queries, keys] true where a query must not see a key; None where every query sees every key."""

@@ -1,9 +1,11 @@
 """Attention in plain torch, batched over sequences: the fall-back where no native kernel works. Any torch device.
 
-Decoding sequences (one new token each) of similar length are gathered together into one padded tensor and scored by
-one matrix product, so that a step costs a few torch calls per layer, not a few per sequence. Longer pieces go one by
-one, as in reference.py, whose arithmetic this shares: fp32 scores, exact softmax.
+Decoding sequences (one new token each) of similar length are gathered together into one padded tensor and attended by
+one call, so that a step costs a few torch calls per layer, not a few per sequence; the others go one by one. Plain
+softmax attention is torch's scaled_dot_product_attention in the dtype of the cache, the same arithmetic as Hugging
+Face models use by default; what that function does not have (soft-cap, sinks) is computed in fp32 as in reference.py.
 
+Query heads that share a KV head are folded into one matrix, [KV heads, group], so that K and V are read once.
 Padding and unused slots are overwritten with zeros after the gather: what lies there may be NaN, and 0 x NaN is NaN.
 """
 
@@ -14,13 +16,14 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 from torch import Tensor
+from torch.nn.functional import scaled_dot_product_attention
 
 from kvpager.attention.backend import DEFAULT_OPTIONS, LayerOptions
-from kvpager.attention.reference import ReferencePlan, check_packed
+from kvpager.attention.reference import ReferencePlan, check_packed, gather, hidden_keys
 from kvpager.cache.prefix_match import first_visible_page
 from kvpager.cache.step import StepBatch
 from kvpager.memory.arena import Arena
-from kvpager.tiers.rows import layer_view
+from kvpager.tiers.rows import TORCH_DTYPE, layer_view
 
 _MAX_PADDING = 1.25  # a bucket's longest page list over its shortest
 _MAX_PAGES = 1 << 14  # pages gathered at once
@@ -39,92 +42,141 @@ class _Bucket:
 
     queries: Tensor  # [S] their places in the packed batch
     blocks: Tensor  # [S * P]; short lists are filled up with their first block
-    hidden: Tensor | None  # [S, 1, 1, L] true where the query must not look; None if it sees every slot
+    bias: Tensor | None  # [S, 1, 1, L] -inf where the query must not look, else 0; None if it sees every slot
     empty: tuple[Tensor, Tensor]  # (sequence, slot) pairs behind the last token: to be zeroed
 
 
 class TorchPlan(ReferencePlan):
-    """ReferencePlan with its one-token spans taken out and gathered in buckets."""
+    """ReferencePlan with the one-token spans that can be gathered together taken out, in buckets."""
 
     def __init__(self, batch: StepBatch, arena: Arena) -> None:
         super().__init__(batch, arena)
         decodes = np.flatnonzero(batch.query_lengths == 1)
-        self._buckets = [_make_buckets(batch, g, decodes, self._index) for g in range(self._layout.num_groups)]
-        for spans in self._spans:
-            spans[:] = [span for span in spans if span.query_stop - span.query_start > 1]
+        self._buckets: list[list[_Bucket]] = []
+        for group, spans in enumerate(self._spans):
+            members = _bucket_members(batch, group, decodes)
+            self._buckets.append([_make_bucket(batch, group, each, self._index) for each in members])
+            gathered = {at for each in members for at in each.tolist()}
+            spans[:] = [span for at, span in enumerate(spans) if at not in gathered]
 
     def run(self, layer: int, q: Tensor, k: Tensor, v: Tensor, options: LayerOptions = DEFAULT_OPTIONS) -> Tensor:
         check_packed(self._batch, layer, q, k, v)
-        place = self._layout.places[layer]
+        group = self._layout.places[layer].group
         view = layer_view(self._arena, self._layout, layer)
-        self._write(view, place.group, k, v)
+        self._write(view, group, k, v)
         out = torch.empty_like(q)
-        self._attend_spans(view, place.group, q, out, options)
-        for bucket in self._buckets[place.group]:
-            out[bucket.queries] = _decode(q[bucket.queries], view, bucket, options).to(q.dtype)
+        is_plain = options.softcap is None and options.sinks is None and q.dtype == view.dtype
+        if is_plain:
+            self._attend_plain(view, group, q, out, options)
+        else:
+            self._attend_spans(view, group, q, out, options)
+        decode = _decode_plain if is_plain else _decode
+        for bucket in self._buckets[group]:
+            out[bucket.queries] = decode(q[bucket.queries], view, bucket, options).to(q.dtype)
         return out
 
+    def _attend_plain(self, view: Tensor, group: int, q: Tensor, out: Tensor, options: LayerOptions) -> None:
+        """The spans that are not in a bucket, one call each, without padding: as a model alone would compute them."""
+        window = self._layout.groups[group].window
+        for span in self._spans[group]:
+            keys, values = gather(view, span)
+            queries = q[span.query_start : span.query_stop].transpose(0, 1)[None]
+            # Without anything before them and no window, the mask is the square causal one that torch knows.
+            is_square = 1 < queries.shape[2] == span.num_keys and (window is None or span.num_keys <= window)
+            mask = None
+            if not is_square:
+                hidden = hidden_keys(queries.shape[2], span.num_keys, span.position, span.first_key, window, q.device)
+                mask = None if hidden is None else ~hidden
+            found = scaled_dot_product_attention(
+                queries, keys[None], values[None], mask, is_causal=is_square, scale=options.scale, enable_gqa=True
+            )
+            out[span.query_start : span.query_stop] = found[0].transpose(0, 1)
 
-def _make_buckets(
-    batch: StepBatch, group: int, decodes: np.ndarray, index: Callable[[np.ndarray], Tensor]
-) -> list[_Bucket]:
+
+def _first_pages(batch: StepBatch, group: int, members: np.ndarray) -> np.ndarray:
     page_size, window = batch.layout.page_size, batch.layout.groups[group].window
-    starts = batch.starts
-    first = np.array([first_visible_page(int(p), window, page_size) for p in starts[decodes]], np.int64)
-    pages = starts[decodes] // page_size + 1 - first
+    return np.array([first_visible_page(p, window, page_size) for p in batch.starts[members].tolist()], np.int64)
+
+
+def _bucket_members(batch: StepBatch, group: int, decodes: np.ndarray) -> list[np.ndarray]:
+    """Cuts the decoding sequences into runs of similar length; one alone is left out: it needs no padding."""
+    pages = batch.starts[decodes] // batch.layout.page_size + 1 - _first_pages(batch, group, decodes)
     order = np.argsort(pages, kind="stable")
-    offsets = batch.offsets()
-    buckets, at = [], 0
+    pages = pages[order]
+    members, at = [], 0
     while at < len(order):
         stop = at + 1
-        while stop < len(order) and _belongs(int(pages[order[at]]), int(pages[order[stop]]), stop + 1 - at):
+        while stop < len(order) and _belongs(int(pages[at]), int(pages[stop]), stop + 1 - at):
             stop += 1
-        members = order[at:stop]
-        width = int(pages[members[-1]])
-        lists = []
-        for m in members.tolist():
-            table = batch.tables[group][decodes[m]]
-            ids = table[first[m] : first[m] + pages[m]]
-            lists.append(np.concatenate([ids, np.repeat(ids[:1], width - len(ids))]))
-        position = starts[decodes[members]]
-        keys = first[members, None] * page_size + np.arange(width * page_size)
-        unused = keys > position[:, None]
-        hidden = unused if window is None else unused | (keys <= position[:, None] - window)
-        rows, slots = np.nonzero(unused)
-        buckets.append(
-            _Bucket(
-                queries=index(offsets[decodes[members]]),
-                blocks=index(np.concatenate(lists)),
-                hidden=torch.from_numpy(hidden[:, None, None]).to(index(rows).device) if hidden.any() else None,
-                empty=(index(rows), index(slots)),
-            )
-        )
+        if stop - at > 1:
+            members.append(decodes[order[at:stop]])
         at = stop
-    return buckets
+    return members
+
+
+def _make_bucket(batch: StepBatch, group: int, members: np.ndarray, index: Callable[[np.ndarray], Tensor]) -> _Bucket:
+    """The sequences ``members`` of the batch, the longest last."""
+    page_size, window = batch.layout.page_size, batch.layout.groups[group].window
+    first, position = _first_pages(batch, group, members), batch.starts[members]
+    width = int(position[-1] // page_size + 1 - first[-1])
+    lists = []
+    for at, page, last in zip(members.tolist(), first.tolist(), (position // page_size).tolist(), strict=True):
+        ids = batch.tables[group][at][page : last + 1]
+        lists.append(np.concatenate([ids, np.repeat(ids[:1], width - len(ids))]))
+    keys = first[:, None] * page_size + np.arange(width * page_size)
+    unused = keys > position[:, None]
+    hidden = unused if window is None else unused | (keys <= position[:, None] - window)
+    rows, slots = np.nonzero(unused)
+    return _Bucket(
+        queries=index(batch.offsets()[members]),
+        blocks=index(np.concatenate(lists)),
+        bias=_bias(hidden, batch.layout.dtype).to(index(rows).device) if hidden.any() else None,
+        empty=(index(rows), index(slots)),
+    )
 
 
 def _belongs(shortest: int, candidate: int, members: int) -> bool:
     return candidate <= max(shortest * _MAX_PADDING, shortest + 2) and candidate * members <= _MAX_PAGES
 
 
-def _decode(q: Tensor, view: Tensor, bucket: _Bucket, options: LayerOptions) -> Tensor:
-    """q [S, query_heads, dim] -> [S, query_heads, dim] in fp32; one query per sequence."""
-    num_sequences, query_heads, dim = q.shape
-    _, kv_heads, _, page_size, _ = view.shape
+def _bias(hidden: np.ndarray, dtype: str) -> Tensor:
+    bias = torch.zeros(hidden.shape, dtype=TORCH_DTYPE[dtype])
+    return bias.masked_fill_(torch.from_numpy(hidden), -math.inf)[:, None, None]
+
+
+def _gather_bucket(view: Tensor, bucket: _Bucket, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """K and V of a bucket, [S, kv_heads, L, dim] each, zeros behind the last token."""
+    _, kv_heads, _, page_size, dim = view.shape
+    num_sequences = len(bucket.queries)
     gathered = view.index_select(0, bucket.blocks).view(num_sequences, -1, kv_heads, 2, page_size, dim)
-    both = gathered.permute(3, 0, 2, 1, 4, 5).float().reshape(2, num_sequences, kv_heads, -1, dim)
+    both = gathered.permute(3, 0, 2, 1, 4, 5).to(dtype).reshape(2, num_sequences, kv_heads, -1, dim)
     both[:, bucket.empty[0], :, bucket.empty[1]] = 0.0
-    keys, values = both[0], both[1]  # [S, kv_heads, L, dim]
+    return both[0], both[1]
+
+
+def _decode_plain(q: Tensor, view: Tensor, bucket: _Bucket, options: LayerOptions) -> Tensor:
+    """q [S, query_heads, dim] -> the same shape; one query per sequence."""
+    keys, values = _gather_bucket(view, bucket, q.dtype)
+    folded = q.view(q.shape[0], keys.shape[1], -1, q.shape[2])
+    found = scaled_dot_product_attention(folded, keys, values, bucket.bias, scale=options.scale)
+    return found.reshape(q.shape)
+
+
+def _decode(q: Tensor, view: Tensor, bucket: _Bucket, options: LayerOptions) -> Tensor:
+    """As _decode_plain, in fp32, with soft-cap and sinks."""
+    num_sequences, _, dim = q.shape
+    keys, values = _gather_bucket(view, bucket, torch.float32)
+    kv_heads = keys.shape[1]
     folded = q.float().view(num_sequences, kv_heads, -1, dim)
     scale = dim**-0.5 if options.scale is None else options.scale
     scores = torch.matmul(folded, keys.transpose(2, 3)) * scale  # [S, kv_heads, query_heads / kv_heads, L]
     if options.softcap is not None:
         scores = torch.tanh(scores / options.softcap) * options.softcap
-    if bucket.hidden is not None:
-        scores = scores.masked_fill(bucket.hidden, -math.inf)
+    if bucket.bias is not None:
+        scores = scores + bucket.bias.float()
     if options.sinks is not None:
         sinks = options.sinks.float().view(1, kv_heads, -1, 1).expand(num_sequences, -1, -1, 1)
         weights = torch.softmax(torch.cat([scores, sinks], dim=-1), dim=-1)[..., :-1]
     else:
         weights = torch.softmax(scores, dim=-1)
-    return torch.matmul(weights, values).view(num_sequences, query_heads, dim)
+    return torch.matmul(weights, values).view(q.shape)

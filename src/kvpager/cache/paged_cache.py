@@ -553,6 +553,12 @@ class PagedCache:
         if count == 0:
             return
         self._check_visible(seq, start, stop)
+        published = int(self.rows.published[seq.row]) * self.layout.page_size
+        if start < published:
+            raise ConfigError(
+                f"can't write from position {start}: positions before {published} are published, and what token ids "
+                "can find is never overwritten; truncate first, or make the sequence without token ids"
+            )
         if stop > length:
             with self.step({seq: stop - length}):
                 self._make_writable(seq, start, length)
@@ -608,6 +614,8 @@ class PagedCache:
         """
         if self._open_steps:
             raise ConfigError("the pool can't change its size while a step is open")
+        if num_blocks < 1:
+            raise ConfigError(f"a pool needs at least one block, not {num_blocks}")
         counts = self.pool.counts()
         live = counts.used + counts.moving
         if live > num_blocks:

@@ -98,8 +98,8 @@ class Sequence:
     def write(self, start: int, k: Rows, v: Rows) -> None:
         """Writes K and V rows by hand at positions ``start`` on; both [layers, tokens, kv_heads, head_dim].
 
-        Extends the sequence where the rows go past its end. Raises ConfigError for a gap, wrong shape or dtype,
-        OutOfBlocks where the pool is full.
+        Extends the sequence where the rows go past its end. Raises ConfigError for a gap, wrong shape or dtype, or a
+        page that is published already; OutOfBlocks where the pool is full.
         """
         self._cache.write(self, start, k, v)
 

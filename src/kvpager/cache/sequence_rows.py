@@ -33,12 +33,12 @@ class SequenceRows:
         row = self._free.pop()
         for column in (self.committed, self.reserved, self.published, self.publish_until, self.open_steps):
             column[row] = 0
-        self.tail[:, row] = 0
         self.first_page[:, row] = 0
         self.is_alive[row] = True
         return row
 
     def give_back(self, row: int) -> None:
+        self.tail[:, row] = 0  # a row that nobody owns must not name a block: the pool may shrink below it
         self._free.append(row)
 
     def copy(self, source: int, target: int) -> None:

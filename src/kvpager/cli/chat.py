@@ -48,7 +48,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _lines() -> Iterator[str]:
-    """What the user types, without empty lines; Ctrl-C throws a line away, the end of the input ends."""
+    """What the user types, without empty lines; Ctrl-C throws a line away in a terminal."""
     is_terminal = sys.stdin.isatty()
     if is_terminal:
         print("Type a message, or /help. Ctrl-C stops an answer, Ctrl-D ends.", file=sys.stderr)
@@ -57,6 +57,8 @@ def _lines() -> Iterator[str]:
         try:
             line = input("> " if is_terminal else "").strip()
         except KeyboardInterrupt:
+            if not is_terminal:
+                raise
             print(file=sys.stderr)
             continue
         except EOFError:

@@ -23,7 +23,9 @@ _CPU_FEATURES = (  # what the arithmetic of attention and of models can use, by 
     "sse4_2 avx avx2 fma f16c avx_vnni avx512f avx512bw avx512_vnni avx512_bf16 avx512_fp16 amx_tile amx_bf16 amx_int8 "
     "asimd asimdhp asimddp bf16 i8mm sve sve2"
 ).split()
-_REQUIREMENT = re.compile(r"(?P<name>[A-Za-z0-9._-]+)(?P<version>[^;]*)(?:;\s*extra\s*==\s*['\"](?P<extra>[\w-]+)['\"])?")
+_REQUIREMENT = re.compile(
+    r"(?P<name>[A-Za-z0-9._-]+)(?P<version>[^;]*)(?:;\s*extra\s*==\s*['\"](?P<extra>[\w-]+)['\"])?"
+)
 _NOT_FOR_USERS = {"dev", "docs", "all"}
 
 

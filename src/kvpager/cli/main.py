@@ -76,8 +76,17 @@ def _parse_without_command(argv: list[str]) -> NoReturn:
 
 
 def _report(error: Exception, code: int) -> int:
+    """The exit code of an error, after saying what it is, or of the Ctrl-C that led to it."""
+    if _is_led_to_by(error, KeyboardInterrupt):
+        return INTERRUPTED
     print(f"kvpager: error: {' '.join(str(error).split())}", file=sys.stderr)
     return code
+
+
+def _is_led_to_by(error: BaseException | None, kind: type[BaseException]) -> bool:
+    while error is not None and not isinstance(error, kind):
+        error = error.__context__
+    return error is not None
 
 
 def _silence_stdout() -> None:

@@ -40,7 +40,7 @@ def run(arguments: argparse.Namespace) -> int:
             print(json.dumps(demonstration.as_dict() | comparison.as_dict()))
         else:
             screen.conclude(comparison.peak)
-            print("\n".join([demonstration.summary(), "", *comparison.lines()]))
+            print("\n".join(["", demonstration.summary(), "", *comparison.lines()]))
     return 0
 
 

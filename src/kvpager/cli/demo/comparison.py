@@ -123,8 +123,8 @@ class Comparison:
             "contiguous_sequences_at_context_limit": self.held_at_context,
             "contiguous_sequences_at_own_maximum": self.held_at_own_maximum,
             "contiguous_bytes_for_peak_at_context_limit": self.bytes_at_context,
-            "prompt_tokens_looked_up": self.last.prompt_tokens,
-            "prompt_tokens_found": self.last.hit_tokens,
+            "tokens_looked_up": self.last.prompt_tokens,
+            "tokens_found": self.last.hit_tokens,
             "prompt_tokens_forked": self.forked_tokens,
         }
 
@@ -163,8 +163,8 @@ class Comparison:
         found, asked = self.last.hit_tokens, self.last.prompt_tokens
         share = found / asked if asked else 0.0
         return [
-            f"Computed once: {found:,} of {asked:,} prompt tokens looked up were found ({share:.0%}), and "
-            f"{self.forked_tokens:,} more came with forks",
+            f"Computed once: {found:,} of {asked:,} tokens looked up on admission were found ({share:.0%}), and "
+            f"{self.forked_tokens:,} prompt tokens more came with forks",
         ]
 
 

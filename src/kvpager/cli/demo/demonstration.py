@@ -4,13 +4,14 @@ Knows the engine. Does not know how frames are shown: it hands them to a screen.
 """
 
 from collections import deque
+from dataclasses import replace
 from time import perf_counter
 from typing import TYPE_CHECKING, Protocol
 
 from kvpager.cli.demo.comparison import Asked, Comparison, Pool, is_fuller
 from kvpager.cli.demo.frame import Frame, observe
 from kvpager.cli.demo.prompts import DemoPrompt, Programme
-from kvpager.cli.prompts import encode_prompt, has_chat_template
+from kvpager.cli.prompts import Message, conversation, encode_conversation, has_chat_template
 from kvpager.config import format_size
 from kvpager.engine.sampling_params import Sampling
 from kvpager.types import FaultKind
@@ -36,6 +37,7 @@ class Demonstration:
         self._engine = engine
         self._programme = programme
         self._requests: list[Request] = []
+        self._open: dict[int, tuple[DemoPrompt, list[Message]]] = {}  # by request: conversations that go on
         self._peak: Frame | None = None
         self._last: Frame | None = None
 
@@ -45,30 +47,45 @@ class Demonstration:
         engine = self._engine
         pool = engine.cache.pool
         return (
-            f"{engine.options.model}, {len(self._programme.prompts)} requests in a pool of {pool.num_blocks} blocks "
+            f"{engine.options.model}, {self._programme.num_requests} requests in a pool of {pool.num_blocks} blocks "
             f"({format_size(pool.num_blocks * engine.layout.block_stride)})"
         )
 
     def play(self, watcher: Watcher) -> None:
-        """Submits everything at once and runs it to the end."""
-        self._requests = [self._submit(place, prompt) for place, prompt in enumerate(self._programme.prompts)]
+        """Submits every prompt at once, each follow-up when its answer is there, and runs all to the end."""
+        for prompt in self._programme.prompts:
+            self._ask(prompt, conversation(prompt.user, prompt.system or None))
         begin = perf_counter()
         rate = _Rate()
         while self._engine.has_work:
             self._engine.step()
-            frame = observe(self._engine, self._requests, perf_counter() - begin)
+            self._follow_up()
+            seconds = perf_counter() - begin
+            frame = observe(self._engine, self._requests, self._programme.num_requests, seconds)
             self._remember(frame)
             watcher.show(frame, rate.after(frame))
 
-    def _submit(self, place: int, prompt: DemoPrompt) -> "Request":
-        chat = has_chat_template(self._engine)
-        ids = encode_prompt(self._engine, prompt.user, chat=chat, system=prompt.system or None)
+    def _ask(self, prompt: DemoPrompt, messages: list[Message]) -> None:
+        if has_chat_template(self._engine):
+            ids = encode_conversation(self._engine, messages)
+        else:
+            ids = self._engine.encode("\n\n".join(message["content"] for message in messages))
         sampling = Sampling(
             max_tokens=self._programme.max_tokens,
             n=prompt.choices,
             temperature=_TEMPERATURE if prompt.choices > 1 else 0.0,
         )
-        return self._engine.submit(ids, sampling, index=place)
+        request = self._engine.submit(ids, sampling, index=len(self._requests))
+        self._requests.append(request)
+        if prompt.follow_up:
+            self._open[request.id] = (prompt, messages)
+
+    def _follow_up(self) -> None:
+        for request in [request for request in self._requests if request.id in self._open and request.is_finished]:
+            prompt, messages = self._open.pop(request.id)
+            answer = {"role": "assistant", "content": request.completions()[0].text}
+            question = {"role": "user", "content": prompt.follow_up}
+            self._ask(replace(prompt, choices=1, follow_up=""), [*messages, answer, question])
 
     def _remember(self, frame: Frame) -> None:
         self._last = frame

@@ -41,7 +41,8 @@ class RequestView:
 
 @dataclass(frozen=True, slots=True)
 class Frame:
-    """The engine ``seconds`` after the start. Counts are since the start, except where the name says otherwise.
+    """The engine ``seconds`` after the start: counts of running and waiting sequences and of blocks are those of this
+    moment; ``finished`` requests of the ``expected`` ones, tokens, faults and preemptions are those since the start.
 
     ``mapped_pages``: page-table entries now; ``used_blocks`` of the pool hold them, and ``shared_blocks`` of those are
     named by more than one. ``live_tokens``: context of the running sequences; ``waste_tokens``: slots of used blocks
@@ -54,6 +55,7 @@ class Frame:
     running_requests: int
     waiting: int
     finished: int
+    expected: int
     preemptions: int
     faults: dict[FaultKind, int]
     prompt_tokens: int
@@ -70,8 +72,8 @@ class Frame:
     requests: tuple[RequestView, ...]
 
 
-def observe(engine: "Engine", requests: Sequence["Request"], seconds: float) -> Frame:
-    """A frame. ``requests`` in the order of the demonstration: ``request.index`` is the place."""
+def observe(engine: "Engine", requests: Sequence["Request"], expected: int, seconds: float) -> Frame:
+    """A frame. ``requests`` so far, in the order of the demonstration: ``request.index`` is the place."""
     engine_now, cache_now = engine.statistics(), engine.cache.statistics()
     running = {branch.request.index for branch in engine.branches()}
     return Frame(
@@ -81,6 +83,7 @@ def observe(engine: "Engine", requests: Sequence["Request"], seconds: float) -> 
         running_requests=len(running),
         waiting=engine_now.waiting,
         finished=engine_now.finished_requests,
+        expected=expected,
         preemptions=engine_now.preemptions,
         faults={kind: count.pages for kind, count in cache_now.faults.items()},
         prompt_tokens=cache_now.prefix.prompt_tokens,

@@ -1,7 +1,7 @@
 """What the demonstration asks: short tasks, many of them behind the same instructions, some answered twice.
 
 Texts only. Requests with the same ``system`` share the pages of their beginning; those with ``choices`` above one share
-their whole prompt.
+their whole prompt; a ``follow_up`` is asked when the answer is there, behind the conversation so far.
 """
 
 from dataclasses import dataclass
@@ -12,6 +12,7 @@ class DemoPrompt:
     system: str
     user: str
     choices: int = 1
+    follow_up: str = ""
 
 
 _OBSERVATORY = (
@@ -30,15 +31,21 @@ _LIBRARY = (
 )
 
 PROMPTS = (
-    DemoPrompt(_OBSERVATORY, "Why does the moon change its shape during a month?"),
-    DemoPrompt(_KITCHEN, "How do we cook rice that does not stick?"),
-    DemoPrompt(_LIBRARY, "Who decided how long a second is?"),
+    DemoPrompt(
+        _OBSERVATORY,
+        "Why does the moon change its shape during a month?",
+        follow_up="And why do we always see the same side of it?",
+    ),
+    DemoPrompt(
+        _KITCHEN, "How do we cook rice that does not stick?", follow_up="What do we do with the rice that is left?"
+    ),
+    DemoPrompt(_LIBRARY, "Who decided how long a second is?", follow_up="Is a second still the same length today?"),
     DemoPrompt(_OBSERVATORY, "Why do stars twinkle and planets don't?", choices=2),
     DemoPrompt(_KITCHEN, "How do we make a vegetable soup from what was left over?"),
     DemoPrompt(_LIBRARY, "What is the difference between weather and climate?"),
-    DemoPrompt(_OBSERVATORY, "Is the north star the brightest star?"),
+    DemoPrompt(_OBSERVATORY, "Is the north star the brightest star?", follow_up="How do we find it tonight?"),
     DemoPrompt(_KITCHEN, "How do we bake bread rolls for breakfast?", choices=2),
-    DemoPrompt(_LIBRARY, "Why do some countries drive on the left?"),
+    DemoPrompt(_LIBRARY, "Why do some countries drive on the left?", follow_up="Name three of these countries."),
     DemoPrompt(_OBSERVATORY, "What is a shooting star?"),
     DemoPrompt(_KITCHEN, "How do we keep a salad fresh until noon?"),
     DemoPrompt(_LIBRARY, "How did people tell the time before there were clocks?", choices=2),
@@ -47,7 +54,9 @@ PROMPTS = (
     DemoPrompt(_LIBRARY, "Why is the sea salty although rivers are not?"),
     DemoPrompt(_OBSERVATORY, "Why is it dark at night if there are so many stars?"),
     DemoPrompt("", "Write a short poem about a lighthouse keeper and a storm.", choices=3),
-    DemoPrompt("", "Explain to a new colleague what a page table does."),
+    DemoPrompt(
+        "", "Explain to a new colleague what a page table does.", follow_up="Compare it with the index of a book."
+    ),
     DemoPrompt("", "Give five names for a bakery beside a railway station."),
     DemoPrompt("", "Summarise in one sentence why trees lose their leaves in autumn."),
     DemoPrompt("", "Write a polite letter that asks a neighbour to return a ladder."),
@@ -69,6 +78,10 @@ class Programme:
     pool_tokens: int
     usual_page: int = 16
 
+    @property
+    def num_requests(self) -> int:
+        return len(self.prompts) + sum(1 for prompt in self.prompts if prompt.follow_up)
 
-FULL = Programme(PROMPTS, max_tokens=96, pool_tokens=1792)
+
+FULL = Programme(PROMPTS, max_tokens=96, pool_tokens=1408)
 QUICK = Programme(PROMPTS[:8], max_tokens=24, pool_tokens=768)

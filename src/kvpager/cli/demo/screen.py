@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
 _SECONDS_BETWEEN_LINES = 2.0
-_SECONDS_BETWEEN_DRAWINGS = 0.12
+_SECONDS_BETWEEN_DRAWINGS = 0.25  # a drawing takes some milliseconds that the model does not get
 
 
 class Screen(Protocol):
@@ -60,7 +60,7 @@ class PlainLines:
             self._due = frame.seconds + _SECONDS_BETWEEN_LINES
 
     def conclude(self, peak: Frame) -> None:
-        print(file=self._stream)
+        """Nothing: the lines stay as they are."""
 
     def _flush(self) -> None:
         if self._unshown is not None:

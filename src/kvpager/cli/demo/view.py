@@ -62,15 +62,14 @@ def _headline(frame: Frame, title: str, rate: float) -> RenderableType:
 
 
 def _progress(frame: Frame) -> RenderableType:
-    total = len(frame.requests)
     line = Table.grid(padding=(0, 1), expand=True)
     line.add_column(width=24)
     line.add_column(justify="right")
     tokens = sum(request.tokens for request in frame.requests)
     line.add_row(
-        ProgressBar(total=max(1, total), completed=frame.finished),
+        ProgressBar(total=max(1, frame.expected), completed=frame.finished),
         Text.assemble(
-            (f"{frame.finished}/{total} finished", "green"),
+            (f"{frame.finished}/{frame.expected} requests finished", "green"),
             f"   {frame.running} sequences run",
             f"   {frame.waiting} wait",
             f"   {tokens} tokens written",
