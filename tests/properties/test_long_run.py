@@ -9,7 +9,7 @@ import random
 
 import pytest
 
-from tests.properties.world import OPERATIONS, SETTINGS, World
+from tests.properties.world import SETTINGS, World
 
 EPISODE = 400  # operations; short, so that a failure is short to replay
 TEST = "tests/properties/test_long_run.py::test_no_random_run_contradicts_the_model"
@@ -23,10 +23,9 @@ def operations(default: int) -> int:
 
 def run_episode(setting: str, seed: int, met: dict[str, int]) -> int:
     generator = random.Random(seed)
-    names = generator.choices(list(OPERATIONS), list(OPERATIONS.values()), k=EPISODE)
     world = World(SETTINGS[setting])
     try:
-        for name in names:
+        for name in SETTINGS[setting].operations(generator, EPISODE):
             world.run(name, generator.randint)
         world.finish()
     except Exception as error:
@@ -46,7 +45,7 @@ def run(setting: str, total: int) -> None:
     while done < total:
         done += run_episode(setting, seed, met)
         seed += 1
-    expected = EXPECTED if setting == "no prefix cache" else EXPECTED | {"hits", "reclaimed", "deduplicated"}
+    expected = EXPECTED if setting == "by hand" else EXPECTED | {"hits", "reclaimed", "deduplicated"}
     missed = {event for event in expected if not met.get(event)}
     assert not missed, f"{done} operations never met: {missed}"
 

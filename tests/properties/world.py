@@ -10,6 +10,7 @@ a step may read is compared then, too.
 After every operation all books of the cache are checked.
 """
 
+import random
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -20,6 +21,7 @@ import torch
 from kvpager import ConfigError, KVLayout, LayerSpec, OutOfBlocks, Scope, Watermarks, open_cache
 from kvpager.cache.sequence import Sequence
 from kvpager.cache.step import Step
+from kvpager.eviction.lru import LRU
 from kvpager.types import FaultKind
 
 Integer = Callable[[int, int], int]  # chooses a whole number between two, both included
@@ -33,11 +35,44 @@ def _layout(*windows: int | None, page_size: int) -> KVLayout:
     return KVLayout.mixed([LayerSpec(1, 2, window) for window in windows], dtype="float32", page_size=page_size)
 
 
+class YoungestFirst(LRU):
+    """The worst order there is: roots before leaves. The cache must keep prefixes whole all the same."""
+
+    name = "youngest first"
+
+    def victims(self, count: int) -> np.ndarray:
+        return super().victims(len(self._stamps))[::-1][:count]
+
+
 @dataclass(frozen=True)
 class Setting:
+    """``weights``: operations chosen more or less often than usual."""
+
     layout: KVLayout
     num_blocks: int
     options: dict[str, object] = field(default_factory=dict)
+    weights: dict[str, int] = field(default_factory=dict)
+    policy: type[LRU] = LRU
+
+    def operations(self, generator: random.Random, count: int) -> list[str]:
+        weights = {**OPERATIONS, **self.weights}
+        return generator.choices(list(weights), list(weights.values()), k=count)
+
+
+OPERATIONS = {  # how often each is chosen
+    "open_sequence": 8,
+    "open_sequence_by_hand": 1,
+    "append": 8,
+    "step": 10,
+    "leave_step": 16,
+    "fork": 4,
+    "truncate": 3,
+    "free": 6,
+    "write_by_hand": 3,
+    "resize": 1,
+    "clear_prefix": 1,
+}
+_BY_HAND = {"open_sequence_by_hand": 8, "open_sequence": 4, "write_by_hand": 8, "leave_step": 8, "fork": 10, "free": 8}
 
 
 SETTINGS = {
@@ -48,7 +83,8 @@ SETTINGS = {
     "window below a page": Setting(_layout(2, page_size=4), 10, {"rewind": 3}),
     "full and window": Setting(_layout(None, 5, page_size=2), 24, {"rewind": 2}),
     "two windows": Setting(_layout(3, 9, page_size=2), 22, {"watermarks": Watermarks(1, 4, 7)}),
-    "no prefix cache": Setting(_layout(None, None, page_size=4), 12, {"prefix_cache": False}),
+    "by hand": Setting(_layout(None, None, page_size=4), 16, {"prefix_cache": False}, weights=_BY_HAND),
+    "youngest first": Setting(_layout(None, page_size=2), 16, policy=YoungestFirst),
 }
 
 
@@ -72,6 +108,7 @@ class OpenStep:
     members: list[Model]
     new_rows: list[list[int]]
     readable: list[list[int]]  # the committed rows of each member when the step was opened
+    tables: list[list[np.ndarray]]  # [group][member] what the step was given
     is_left: bool = False
     has_succeeded: bool = False
 
@@ -84,6 +121,7 @@ class World:
         self.page_size = setting.layout.page_size
         options = {"max_capacity": 40 * setting.layout.block_stride, "debug": True, **setting.options}
         self.cache = open_cache(setting.layout, num_blocks=setting.num_blocks, **options)  # type: ignore[arg-type]
+        self.cache._policy = self.cache._reclaimer._policy = setting.policy(setting.num_blocks)
         self.models: list[Model] = []
         self.open_steps: list[OpenStep] = []
         self.happened: Counter[str] = Counter()
@@ -264,7 +302,9 @@ class World:
             assert error.needed > error.free + error.reclaimable, f"refused without need: {error}"
             self.happened["out of blocks"] += 1
             return
-        opened = OpenStep(step, members, [], [list(model.rows) for model in members])
+        pages = [self.layout.num_pages(stop) for stop in step.batch.stops.tolist()]
+        tables = [[table[:n].copy() for table, n in zip(group, pages, strict=True)] for group in step.batch.tables]
+        opened = OpenStep(step, members, [], [list(model.rows) for model in members], tables)
         for model, count in zip(members, counts, strict=True):
             start, stop = model.reserved, model.reserved + count
             by_hand = model.tokens is None
@@ -295,6 +335,9 @@ class World:
 
     def _read_as_the_step(self, opened: OpenStep) -> None:
         batch = opened.step.batch
+        for given, now in zip(opened.tables, batch.tables, strict=True):
+            for before, after in zip(given, now, strict=True):
+                assert np.array_equal(before, after[: len(before)]), "the table of an open step was changed"
         for at, (rows, start) in enumerate(zip(opened.readable, batch.starts.tolist(), strict=True)):
             first = [0 if g.window is None else max(0, start - g.window + 1) for g in self.layout.groups]
             self._compare([tables[at] for tables in batch.tables], first, rows, "what an open step reads")
@@ -420,17 +463,3 @@ class World:
         assert self.cache.index.num_entries == 0
         assert self.cache.pool.counts().cached == 0
 
-
-OPERATIONS = {  # how often each is chosen
-    "open_sequence": 8,
-    "open_sequence_by_hand": 1,
-    "append": 8,
-    "step": 10,
-    "leave_step": 16,
-    "fork": 4,
-    "truncate": 3,
-    "free": 6,
-    "write_by_hand": 3,
-    "resize": 1,
-    "clear_prefix": 1,
-}

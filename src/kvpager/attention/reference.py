@@ -157,7 +157,8 @@ def check_packed(batch: StepBatch, layer: int, q: Tensor, k: Tensor, v: Tensor) 
             )
         if rows.dtype != TORCH_DTYPE[layout.dtype]:
             raise ConfigError(f"{name} is {rows.dtype}, the cache holds {layout.dtype}: convert it first")
-    if q.dim() != 3 or q.shape[0] != tokens or q.shape[2] != group.head_dim or q.shape[1] % group.kv_heads:
+    is_packed = q.dim() == 3 and q.shape[0] == tokens and q.shape[2] == group.head_dim
+    if not is_packed or q.shape[1] == 0 or q.shape[1] % group.kv_heads:
         raise ConfigError(
             f"q has shape {tuple(q.shape)}, expected [tokens, query_heads, head_dim] with {tokens} tokens, "
             f"a multiple of {group.kv_heads} heads and head_dim {group.head_dim}"

@@ -32,7 +32,9 @@ class Parser(argparse.ArgumentParser):
 
     def parse(self, argv: Sequence[str]) -> argparse.Namespace:
         """The arguments. Raises ConfigError for wrong ones, SystemExit(0) after --help."""
-        arguments, unknown = self.parse_known_intermixed_args(argv)
+        # In any order, except beside "--", which argparse can't mix: what follows it is no flag.
+        parse = self.parse_known_args if "--" in argv else self.parse_known_intermixed_args
+        arguments, unknown = parse(argv)
         if unknown:
             word = unknown[0].partition("=")[0]
             hint = (

@@ -6,6 +6,7 @@ import argparse
 import json
 import sys
 from collections.abc import Iterator
+from contextlib import suppress
 from time import perf_counter
 from typing import TYPE_CHECKING
 
@@ -70,10 +71,8 @@ def _lines() -> Iterator[str]:
 
 
 def _enable_line_editing() -> None:
-    try:
+    with suppress(ImportError):
         import readline  # noqa: F401  (its import is its effect)
-    except ImportError:
-        pass
 
 
 class Chat:

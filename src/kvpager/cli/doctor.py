@@ -20,9 +20,10 @@ from kvpager.version import __version__
 Section = dict[str, object]
 
 _CPU_FEATURES = (  # what the arithmetic of attention and of models can use, by the names Linux gives them
-    "sse4_2 avx avx2 fma f16c avx_vnni avx512f avx512bw avx512_vnni avx512_bf16 avx512_fp16 amx_tile amx_bf16 amx_int8 "
-    "asimd asimdhp asimddp bf16 i8mm sve sve2"
-).split()
+    *("sse4_2", "avx", "avx2", "fma", "f16c", "avx_vnni"),
+    *("avx512f", "avx512bw", "avx512_vnni", "avx512_bf16", "avx512_fp16", "amx_tile", "amx_bf16", "amx_int8"),
+    *("asimd", "asimdhp", "asimddp", "bf16", "i8mm", "sve", "sve2"),
+)
 _REQUIREMENT = re.compile(
     r"(?P<name>[A-Za-z0-9._-]+)(?P<version>[^;]*)(?:;\s*extra\s*==\s*['\"](?P<extra>[\w-]+)['\"])?"
 )

@@ -8,6 +8,7 @@ module is imported when it is called, so that ``kvpager --help`` loads nothing h
 import os
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
 from importlib import import_module
 from typing import NoReturn
 
@@ -91,10 +92,8 @@ def _is_led_to_by(error: BaseException | None, kind: type[BaseException]) -> boo
 
 def _silence_stdout() -> None:
     """What is still buffered goes nowhere, so that the interpreter's last flush doesn't fail again."""
-    try:
+    with suppress(OSError, ValueError):  # a stream without a descriptor has nothing to flush into
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-    except (OSError, ValueError):  # a stream without a descriptor has nothing to flush into
-        pass
 
 
 if __name__ == "__main__":

@@ -135,7 +135,8 @@ def _summary(answers: list["Completion"], seconds: float) -> str:
     firsts = [answer for answer in answers if answer.choice == 0]
     prompt, found = sum(a.prompt_tokens for a in firsts), sum(a.prefix_tokens for a in firsts)
     preemptions = sum(answer.preemptions for answer in answers)
+    noun = "answer" if len(answers) == 1 else "answers"
     return (
-        f"{len(answers)} answer{'s' * (len(answers) != 1)}, {tokens} tokens in {seconds:.1f} s ({tokens / max(seconds, 1e-9):.1f} tokens/s); "
+        f"{len(answers)} {noun}, {tokens} tokens in {seconds:.1f} s ({tokens / max(seconds, 1e-9):.1f} tokens/s); "
         f"{found} of {prompt} prompt tokens found in the prefix index; {preemptions} preemptions"
     )

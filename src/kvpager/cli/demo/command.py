@@ -7,13 +7,14 @@ contiguous reservation. The pool is small on purpose, unless --capacity gives an
 import argparse
 import json
 import sys
+from typing import TYPE_CHECKING
 
 from kvpager.cli.arguments import add_common, chosen_options
-from kvpager.cli.demo.demonstration import Demonstration
 from kvpager.cli.demo.prompts import FULL, QUICK, Programme
-from kvpager.cli.demo.screen import PlainLines, Screen, open_screen
 from kvpager.config import AUTO, Options
-from kvpager.errors import ConfigError
+
+if TYPE_CHECKING:
+    from kvpager.cli.demo.screen import Screen
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -28,6 +29,7 @@ def run(arguments: argparse.Namespace) -> int:
     programme = QUICK if arguments.quick else FULL
     if arguments.fetch:
         _fetch(options.model)
+    from kvpager.cli.demo.demonstration import Demonstration
     from kvpager.cli.session import open_engine
 
     print(f"loading {options.model} ...", file=sys.stderr, flush=True)
@@ -46,13 +48,15 @@ def run(arguments: argparse.Namespace) -> int:
 
 def num_blocks(options: Options, programme: Programme) -> int | None:
     """The size of the small pool; None where the user asked for another one."""
-    if options.capacity != AUTO:
+    if str(options.capacity).strip().lower() != AUTO:
         return None
     page_size = options.page_size
     return max(1, programme.pool_tokens // (page_size if isinstance(page_size, int) else programme.usual_page))
 
 
-def _screen(arguments: argparse.Namespace, title: str) -> Screen:
+def _screen(arguments: argparse.Namespace, title: str) -> "Screen":
+    from kvpager.cli.demo.screen import PlainLines, open_screen
+
     if arguments.json or arguments.plain:
         return PlainLines(sys.stderr if arguments.json else sys.stdout)
     return open_screen(title)
@@ -61,7 +65,4 @@ def _screen(arguments: argparse.Namespace, title: str) -> Screen:
 def _fetch(model: str) -> None:
     from kvpager.models.source import resolve
 
-    try:
-        resolve(model, download=True)
-    except ImportError as error:
-        raise ConfigError(f"models can't be fetched here: {error}") from error
+    resolve(model, download=True)

@@ -96,7 +96,8 @@ class Demonstration:
 
     def compare(self) -> Comparison:
         """REQUIRES: it was played."""
-        assert self._peak is not None and self._last is not None
+        assert self._peak is not None
+        assert self._last is not None
         layout, pool = self._engine.layout, self._engine.cache.pool
         return Comparison(
             pool=Pool(pool.num_blocks, layout.block_stride, layout.page_size, layout.bytes_per_token),

@@ -15,7 +15,10 @@ from kvpager.cli.demo.frame import Cell, Frame, RequestView
 from kvpager.memory.block import BlockState
 from kvpager.types import FaultKind
 
-_COLOURS = "#e6794b #4ba3e6 #8bc34a #d16ba5 #e0b93e #5cc8b8 #a98be0 #e05d5d #6f9f7f #c99a6b #7fb2d9 #b5c94e".split()
+_COLOURS = (
+    *("#e6794b", "#4ba3e6", "#8bc34a", "#d16ba5", "#e0b93e", "#5cc8b8"),
+    *("#a98be0", "#e05d5d", "#6f9f7f", "#c99a6b", "#7fb2d9", "#b5c94e"),
+)
 _FAULTS = {
     FaultKind.DEMAND: "demand",
     FaultKind.MINOR: "minor",

@@ -1,0 +1,89 @@
+"""``kvpager doctor``: names what is there, what is missing and how to get it, and notices a pool that is wrong."""
+
+import json
+from collections.abc import Callable
+from importlib import metadata
+
+import pytest
+
+from kvpager.cache.paged_cache import PagedCache
+from kvpager.cli import doctor
+from kvpager.config import Options
+
+Call = Callable[..., object]
+
+
+def test_the_report_has_every_section(kvpager: Call) -> None:
+    ended = kvpager("doctor", "--json", "--device", "cpu")
+    assert ended.code == 0
+    report = json.loads(ended.out)
+    assert list(report) == ["system", "memory", "packages", "devices", "attention", "models", "self-test"]
+    assert report["packages"]["numpy"] == metadata.version("numpy")
+    assert report["packages"]["rich"] == f"{metadata.version('rich')}  [cli]"
+    assert report["devices"]["chosen"] == "cpu"
+    assert report["attention"]["reference"] == "available"
+    assert report["models"]["smollm2"] == "absent: kvpager model fetch smollm2"
+    assert "kvpager model fetch smollm2" in report["models"]["chosen"]
+    assert report["self-test"]["result"] == "passed"
+
+
+def test_the_text_has_every_section(kvpager: Call) -> None:
+    ended = kvpager("doctor")
+    titles = [line for line in ended.out.splitlines() if not line.startswith(" ")]
+    assert titles == ["system", "memory", "packages", "devices", "attention", "models", "self-test"]
+    assert "  result  passed" in ended.out.splitlines()
+
+
+def test_a_package_that_is_missing_is_named_with_its_command(monkeypatch: pytest.MonkeyPatch) -> None:
+    version = metadata.version
+
+    def without(name: str) -> str:
+        if name in ("rich", "torch"):
+            raise metadata.PackageNotFoundError(name)
+        return version(name)
+
+    monkeypatch.setattr(metadata, "version", without)
+    packages = doctor._packages()
+    assert packages["rich"] == "missing: pip install 'kvpager[cli]'"
+    assert packages["torch"] == "missing: pip install 'kvpager'"
+    assert "missing" not in str(packages["transformers"])
+    assert "pytest" not in packages  # of an extra for developers
+
+
+def test_options_that_can_not_work_say_why() -> None:
+    report = doctor.examine(Options(device="cuda:9", attention="nosuch", model="./nowhere"))
+    assert str(report["devices"]["chosen"]).startswith("can't be used: ")
+    assert "unknown attention backend 'nosuch'" in str(report["attention"]["chosen"])
+    assert "there is no model at ./nowhere" in str(report["models"]["chosen"])
+
+
+def test_the_chosen_model_is_shown(kvpager: Call, model: str) -> None:
+    assert json.loads(kvpager("doctor", "--json", "--model", model).out)["models"]["chosen"] == model
+
+
+def test_the_self_test_notices_wrong_bytes(monkeypatch: pytest.MonkeyPatch, kvpager: Call) -> None:
+    write = PagedCache.write
+
+    def write_one_wrong(self: PagedCache, seq: object, start: int, k: object, v: object) -> None:
+        write(self, seq, start, k, v + 1)  # type: ignore[arg-type, operator]
+
+    monkeypatch.setattr(PagedCache, "write", write_one_wrong)
+    ended = kvpager("doctor", "--json")
+    assert ended.code == 1
+    assert json.loads(ended.out)["self-test"] == {
+        "result": "failed",
+        "reason": "RuntimeError: V of the first sequence is not what was written",
+    }
+
+
+def test_the_self_test_notices_a_fork_that_is_not_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(PagedCache, "_make_writable", lambda *_: None)
+    assert "the first sequence is not what was written" in str(doctor._self_test()["reason"])
+
+
+def test_memory_that_is_unknown_is_said_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    def unknown() -> int:
+        raise doctor.KVPagerError("this host doesn't say")
+
+    monkeypatch.setattr(doctor, "total_memory", unknown)
+    assert doctor._memory() == {"unknown": "this host doesn't say"}
