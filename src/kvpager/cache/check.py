@@ -1,16 +1,19 @@
 """The invariants that tie the structures of a cache together; each structure checks its own books."""
 
 from collections import Counter
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from kvpager.cache.paged_cache import PagedCache
 from kvpager.cache.prefix_match import page_labels
 from kvpager.cache.sequence import Sequence
 from kvpager.errors import InvariantError
 
+if TYPE_CHECKING:
+    from kvpager.cache.paged_cache import PagedCache
 
-def check_cache(cache: PagedCache) -> None:
+
+def check_cache(cache: "PagedCache") -> None:
     """Raises InvariantError, naming the invariant, unless all books of the cache agree."""
     for tier in cache.tiers:
         tier.check()
@@ -22,7 +25,7 @@ def check_cache(cache: PagedCache) -> None:
     _check_sharing(cache)
 
 
-def _check_counts(cache: PagedCache) -> None:
+def _check_counts(cache: "PagedCache") -> None:
     mapped: Counter[int] = Counter()
     for seq in cache.sequences.values():
         for table in seq.tables:
@@ -40,7 +43,7 @@ def _check_counts(cache: PagedCache) -> None:
             raise InvariantError(f"I2: block {bad} has {name} {kept[bad]}, but {expected[bad]} hold it")
 
 
-def _check_published(cache: PagedCache) -> None:
+def _check_published(cache: "PagedCache") -> None:
     if not np.array_equal(np.flatnonzero(cache.pool.indexed), cache.index.all_blocks()):
         raise InvariantError("I11: the pool and the prefix index disagree on what is published")
     cached = np.flatnonzero(cache.pool.is_cached(np.arange(cache.pool.num_blocks)))
@@ -55,7 +58,7 @@ def _check_published(cache: PagedCache) -> None:
                     raise InvariantError(f"I16: the page before block {block} is gone, so it can't be reached")
 
 
-def _check_sequence(cache: PagedCache, seq: Sequence) -> None:
+def _check_sequence(cache: "PagedCache", seq: Sequence) -> None:
     rows, row, page_size = cache.rows, seq.row, cache.layout.page_size
     reserved = int(rows.reserved[row])
     if rows.committed[row] > reserved or (rows.open_steps[row] == 0 and rows.committed[row] != reserved):
@@ -70,7 +73,7 @@ def _check_sequence(cache: PagedCache, seq: Sequence) -> None:
         _check_place_in_index(cache, seq)
 
 
-def _check_place_in_index(cache: PagedCache, seq: Sequence) -> None:
+def _check_place_in_index(cache: "PagedCache", seq: Sequence) -> None:
     """I14: the chain of nodes a sequence stands on spells its own first pages, from the root of its scope."""
     assert seq._node is not None
     assert seq.tokens is not None
@@ -80,10 +83,12 @@ def _check_place_in_index(cache: PagedCache, seq: Sequence) -> None:
         labels.append(label)
         node = cache.index.parent(node)
     if labels[::-1] != page_labels(seq.tokens, seq.scope, 0, published, cache.layout.page_size) or node != seq._root:
-        raise InvariantError(f"I14: sequence {seq.row} stands on {len(labels)} pages that are not its {published} first")
+        raise InvariantError(
+            f"I14: sequence {seq.row} stands on {len(labels)} pages that are not its {published} first"
+        )
 
 
-def _check_sharing(cache: PagedCache) -> None:
+def _check_sharing(cache: "PagedCache") -> None:
     """I9: two tables share a block only with equal scope and equal tokens up to the shorter end of it."""
     first_owner: dict[int, tuple[Sequence, int]] = {}
     page_size = cache.layout.page_size

@@ -11,9 +11,11 @@ from operator import attrgetter
 
 import numpy as np
 
+from kvpager.cache.check import check_cache
 from kvpager.cache.fault import FaultLog
 from kvpager.cache.prefix_match import PrefixMatch, PrefixMatcher, first_visible_page, page_labels
 from kvpager.cache.reclaim import Reclaimer
+from kvpager.cache.resize import resize_pool
 from kvpager.cache.sequence import Sequence, token_array
 from kvpager.cache.sequence_rows import SequenceRows
 from kvpager.cache.statistics import CacheStatistics, PrefixCounts
@@ -21,13 +23,12 @@ from kvpager.cache.step import Step, StepBatch
 from kvpager.errors import ConfigError, OutOfBlocks
 from kvpager.eviction.policy import EvictionPolicy
 from kvpager.memory.arena import Arena
-from kvpager.memory.block import BlockState
 from kvpager.memory.block_pool import BlockPool
 from kvpager.memory.layout import KVLayout
 from kvpager.memory.page_table import UNMAPPED, PageTable
 from kvpager.prefix.hashing import Scope, root_key
 from kvpager.prefix.index import PrefixIndex
-from kvpager.tiers.row_access import RowAccess, Rows
+from kvpager.tiers.row_access import RowAccess
 from kvpager.tiers.tier import Tier
 from kvpager.types import ContentKey, FaultKind, NodeId
 
@@ -66,7 +67,7 @@ class PagedCache:
         self._policy = policy
         self._reclaimer = reclaimer
         self._faults = faults
-        self._access = access
+        self.access = access
         self._fingerprint = fingerprint
         self._prefix_cache = prefix_cache
         self._rewind = rewind
@@ -135,7 +136,7 @@ class PagedCache:
 
     def statistics(self) -> CacheStatistics:
         live = np.fromiter(self.sequences, np.int64, len(self.sequences))
-        tokens, waste = self._tokens_and_waste(live)
+        tokens, waste = int(self.rows.committed[live].sum()), self._waste(live)
         return CacheStatistics(
             blocks=self.pool.counts(),
             faults=self._faults.counts(),
@@ -152,18 +153,17 @@ class PagedCache:
             block_bytes=self.layout.block_bytes,
         )
 
-    def _tokens_and_waste(self, live: np.ndarray) -> tuple[int, int]:
+    def _waste(self, live: np.ndarray) -> int:
+        """Slots of begun pages that no token fills, each block counted once; findable pages are full."""
         reserved = self.rows.reserved[live]
         filled = reserved % self.layout.page_size
         partial = filled > 0
-        waste = 0
+        fill_of_block: dict[int, int] = {}
         for tails in self.rows.tail[:, live][:, partial]:
-            fill_of_block: dict[int, int] = {}
             for block, fill in zip(tails.tolist(), filled[partial].tolist(), strict=True):
                 if not self.pool.indexed[block]:
                     fill_of_block[block] = max(fill, fill_of_block.get(block, 0))
-            waste += sum(self.layout.page_size - fill for fill in fill_of_block.values())
-        return int(self.rows.committed[live].sum()), waste
+        return sum(self.layout.page_size - fill for fill in fill_of_block.values())
 
     # -- sequences ----------------------------------------------------------------------------------------------
 
@@ -233,7 +233,7 @@ class PagedCache:
 
     def fork(self, seq: Sequence) -> Sequence:
         self.check_usable(seq)
-        self._check_idle(seq, "fork")
+        self.check_idle(seq, "fork")
         row = self.rows.take()
         self.rows.copy(seq.row, row)
         twin = Sequence(self, row, None if seq.tokens is None else seq.tokens[:], seq.scope)
@@ -285,7 +285,7 @@ class PagedCache:
 
     def truncate(self, seq: Sequence, length: int) -> None:
         self.check_usable(seq)
-        self._check_idle(seq, "truncate")
+        self.check_idle(seq, "truncate")
         committed = seq.length
         if not 0 <= length <= committed:
             raise ConfigError(f"can't truncate to {length}: the sequence has {committed} tokens")
@@ -397,6 +397,24 @@ class PagedCache:
             self.arena.copy(sources, fresh)
             for (group, at), source, target in zip(copies, sources, fresh.tolist(), strict=True):
                 self._repoint(sequences[at], group, int(starts[at]) // self.layout.page_size, source, target)
+
+    def make_writable(self, seq: Sequence, start: int, stop: int) -> None:
+        """Copies the shared or published pages among positions ``start .. stop-1``, so that writing them is private."""
+        page_size = self.layout.page_size
+        pages = range(start // page_size, self.layout.num_pages(stop)) if stop > start else range(0)
+        found = [
+            (group, page, int(table.snapshot()[page]))
+            for group, table in enumerate(seq.tables)
+            for page in pages
+            if self.pool.is_write_protected(table.snapshot()[page : page + 1])[0]
+        ]
+        if not found:
+            return
+        fresh = self._take(len(found))
+        with self._faults.handling(FaultKind.COPY_ON_WRITE, len(found)):
+            self.arena.copy(np.array([block for _, _, block in found], np.int32), fresh)
+            for (group, page, source), target in zip(found, fresh.tolist(), strict=True):
+                self._repoint(seq, group, page, source, target)
 
     def _repoint(self, seq: Sequence, group: int, page: int, source: int, target: int) -> None:
         """Page ``page`` lies in block ``target`` from now on; ``source`` has one mapping less."""
@@ -539,72 +557,6 @@ class PagedCache:
             self._give_back(seq, table.unmap(int(first[at]), int(needed[at])))
             self.rows.first_page[group, seq.row] = needed[at]
 
-    # -- rows by hand -------------------------------------------------------------------------------------------
-
-    def write(self, seq: Sequence, start: int, k: Rows, v: Rows) -> None:
-        self.check_usable(seq)
-        self._check_idle(seq, "write to")
-        count = self._access.check_rows(k, v)
-        length, stop = seq.length, start + count
-        if not 0 <= start <= length:
-            raise ConfigError(
-                f"can't write from position {start}: the sequence has {length} tokens, and no gaps are kept"
-            )
-        if count == 0:
-            return
-        self._check_visible(seq, start, stop)
-        published = int(self.rows.published[seq.row]) * self.layout.page_size
-        if start < published:
-            raise ConfigError(
-                f"can't write from position {start}: positions before {published} are published, and what token ids "
-                "can find is never overwritten; truncate first, or make the sequence without token ids"
-            )
-        if stop > length:
-            with self.step({seq: stop - length}):
-                self._make_writable(seq, start, length)
-                self._write_rows(seq, start, stop, k, v)
-        else:
-            self._make_writable(seq, start, stop)
-            self._write_rows(seq, start, stop, k, v)
-
-    def read(self, seq: Sequence, start: int, stop: int) -> tuple[Rows, Rows]:
-        self.check_usable(seq)
-        if not 0 <= start <= stop <= seq.length:
-            raise ConfigError(f"can't read positions {start} to {stop}: the sequence has {seq.length} tokens")
-        self._check_visible(seq, start, stop)
-        positions = np.arange(start, stop)
-        blocks = [self._blocks_at(seq, place.group, positions) for place in self.layout.places]
-        layers = list(range(self.layout.layers))
-        return self._access.read(layers, blocks, positions % self.layout.page_size)
-
-    def _write_rows(self, seq: Sequence, start: int, stop: int, k: Rows, v: Rows) -> None:
-        positions = np.arange(start, stop)
-        slots = positions % self.layout.page_size
-        for layer, place in enumerate(self.layout.places):
-            blocks = self._blocks_at(seq, place.group, positions)
-            self._access.write(layer, blocks, slots, k[layer], v[layer])
-
-    def _blocks_at(self, seq: Sequence, group: int, positions: np.ndarray) -> np.ndarray:
-        return seq.tables[group].snapshot()[positions // self.layout.page_size]
-
-    def _make_writable(self, seq: Sequence, start: int, stop: int) -> None:
-        """Copies the shared or published pages among positions ``start .. stop-1``, so that writing them is private."""
-        page_size = self.layout.page_size
-        pages = range(start // page_size, self.layout.num_pages(stop)) if stop > start else range(0)
-        found = [
-            (group, page, int(table.snapshot()[page]))
-            for group, table in enumerate(seq.tables)
-            for page in pages
-            if self.pool.is_write_protected(table.snapshot()[page : page + 1])[0]
-        ]
-        if not found:
-            return
-        fresh = self._take(len(found))
-        with self._faults.handling(FaultKind.COPY_ON_WRITE, len(found)):
-            self.arena.copy(np.array([block for _, _, block in found], np.int32), fresh)
-            for (group, page, source), target in zip(found, fresh.tolist(), strict=True):
-                self._repoint(seq, group, page, source, target)
-
     # -- the pool's size ----------------------------------------------------------------------------------------
 
     def resize(self, num_blocks: int) -> None:
@@ -612,40 +564,7 @@ class PagedCache:
 
         Raises OutOfBlocks (nothing changed) if live pages need more; ConfigError while a step is open.
         """
-        if self._open_steps:
-            raise ConfigError("the pool can't change its size while a step is open")
-        if num_blocks < 1:
-            raise ConfigError(f"a pool needs at least one block, not {num_blocks}")
-        counts = self.pool.counts()
-        live = counts.used + counts.moving
-        if live > num_blocks:
-            raise OutOfBlocks(live, num_blocks, counts.pinned, counts.cached, counts.total)
-        if num_blocks < self.pool.num_blocks:
-            self._reclaimer.make_free(self.pool.num_blocks - num_blocks)
-            self._move_below(num_blocks)
-        self.pool.resize(num_blocks)
-        self.index.resize(num_blocks)
-        self._policy.resize(num_blocks)
-
-    def _move_below(self, num_blocks: int) -> None:
-        is_free = np.array([self.pool.state(b) is BlockState.FREE for b in range(self.pool.num_blocks)])
-        sources = np.flatnonzero(~is_free[num_blocks:]).astype(np.int32) + np.int32(num_blocks)
-        targets = np.flatnonzero(is_free[:num_blocks]).astype(np.int32)[: len(sources)]
-        if len(sources) == 0:
-            return
-        cached, indexed = self.pool.is_cached(sources), self.pool.indexed[sources]
-        self.pool.move(sources, targets)
-        for at, (source, target) in enumerate(zip(sources.tolist(), targets.tolist(), strict=True)):
-            if cached[at]:
-                self._policy.move(source, target)
-            if indexed[at]:
-                self.index.move(source, target)
-        new_ids = np.arange(self.pool.num_blocks, dtype=np.int32)
-        new_ids[sources] = targets
-        for seq in self.sequences.values():
-            for table in seq.tables:
-                table.renumber(new_ids)
-        self.rows.tail = new_ids[self.rows.tail]
+        resize_pool(self, num_blocks)
 
     # -- the prefix index as a whole ----------------------------------------------------------------------------
 
@@ -677,21 +596,12 @@ class PagedCache:
         if seq.is_freed:
             raise ConfigError("this sequence was freed")
 
-    def _check_idle(self, seq: Sequence, verb: str) -> None:
+    def check_idle(self, seq: Sequence, verb: str) -> None:
         if self.rows.open_steps[seq.row]:
             raise ConfigError(f"can't {verb} a sequence while a step on it is open; leave the step first")
 
-    def _check_visible(self, seq: Sequence, start: int, stop: int) -> None:
-        for first in self.rows.first_page[:, seq.row].tolist():
-            if start < stop and start // self.layout.page_size < first:
-                raise ConfigError(
-                    f"positions before {first * self.layout.page_size} were given back: they lie before the window"
-                )
-
     def check(self) -> None:
         """Raises InvariantError unless all books agree. O(everything): for tests, and when idle."""
-        from kvpager.cache.check import check_cache
-
         check_cache(self)
 
     def close(self) -> None:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from kvpager.cache.by_hand import read_rows, write_rows
 from kvpager.errors import ConfigError
 from kvpager.memory.page_table import Location, PageTable
 from kvpager.prefix.hashing import Scope
@@ -101,14 +102,14 @@ class Sequence:
         Extends the sequence where the rows go past its end. Raises ConfigError for a gap, wrong shape or dtype, or a
         page that is published already; OutOfBlocks where the pool is full.
         """
-        self._cache.write(self, start, k, v)
+        write_rows(self._cache, self, start, k, v)
 
     def read(self, start: int, stop: int) -> tuple[Rows, Rows]:
         """Copies of K and V at positions ``start .. stop-1``: two tensors [layers, tokens, kv_heads, head_dim]."""
-        return self._cache.read(self, start, stop)
+        return read_rows(self._cache, self, start, stop)
 
     def translate(self, position: int, layer: int = 0) -> Location:
-        """Tier, block and slot that hold ``position`` of ``layer``. Raises ConfigError for what no sequence can have."""
+        """Tier, block and slot that hold ``position`` of ``layer``. Raises ConfigError if there is no such place."""
         self._cache.check_usable(self)
         if position < 0 or not 0 <= layer < self._cache.layout.layers:
             raise ConfigError(f"there is no position {position} of layer {layer}")
