@@ -19,38 +19,30 @@ from types import TracebackType
 from typing import Any
 
 import numpy as np
-import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from kvpager.assemble import open_cache
-from kvpager.attention.select import select
 from kvpager.cache.prefix_match import PrefixMatch
-from kvpager.cache.reclaim import Watermarks
 from kvpager.cache.sequence import Sequence, token_array
-from kvpager.config import AUTO, Options, available_memory, load_options, resolve_capacity
+from kvpager.config import Options, load_options
 from kvpager.engine.detokenizer import Detokenizer
-from kvpager.engine.model_runner import ModelRunner
 from kvpager.engine.request import Branch, BranchState, Completion, FinishReason, Request, TokenEvent, completion
 from kvpager.engine.sampling import SampledToken, SamplerRow, SamplingFailure, TokenCounts, sample
 from kvpager.engine.sampling_params import Sampling
 from kvpager.engine.scheduler import (
     AdmissionCost,
-    Limits,
     Running,
     Waiting,
     decide,
     effective_rank,
     holding_blocks,
-    tokens_that_fit,
 )
+from kvpager.engine.setup import build
 from kvpager.errors import ConfigError, InvariantError, RequestError
-from kvpager.integrations.model_layout import check_supported, layout_for, max_context
 from kvpager.prefix.hashing import Scope
 
 Prompt = str | List[int]
 
-CANONICAL_CHUNK = 64  # tokens: in deterministic mode prompts are computed in pieces that end at multiples of it
 _CONTEXT_TOKENS = 6  # of the prompt, for the detokenizer
 _NO_SAMPLING = Sampling()
 _NO_SCOPE = Scope()
@@ -58,7 +50,7 @@ _NO_SCOPE = Scope()
 
 @dataclass(frozen=True, slots=True)
 class EngineStatistics:
-    """Since the engine was opened; ``running``, ``waiting`` and ``forking`` branches now."""
+    """Branches ``running`` and ``waiting`` (for a place, or for their fork) now; the rest since the engine was opened."""
 
     running: int
     waiting: int
@@ -94,38 +86,13 @@ class Engine:
         self.options = options or load_options(environ={}, overrides=overrides)
         if options is not None and overrides:
             raise ConfigError("give either options or keywords, not both")
-        self._resources = ExitStack()
-        self._load(model, tokenizer)
-        config = self.model.config.get_text_config()
-        check_supported(self.model.config)
-        self.layout = layout_for(self.model.config, dtype=self._kv_dtype(), page_size=self.options.page_size)
-        self.vocab_size = int(config.vocab_size)
-        self.chunk = self._canonical_chunk() if self.options.deterministic else None
-        backend = select(self.layout, self.options.attention)
-        capacity = None if num_blocks else self._capacity()
-        blocks = num_blocks or max(1, (capacity or 0) // self.layout.block_stride)
-        self.cache = open_cache(
-            self.layout,
-            capacity,
-            num_blocks=num_blocks,
-            device=str(self.model.device),
-            eviction=self.options.eviction,
-            watermarks=Watermarks.from_threshold(self.options.eviction_threshold, blocks),
-            prefix_cache=self.options.prefix_cache,
-            match_inside_pages=self.options.partial_hits and self.chunk is None,
-            debug=self.options.debug,
-        )
-        self.runner = ModelRunner(self.model, backend, self.cache.arena)
-        self.cache.set_fingerprint(self.runner.fingerprint())
-        self._resources.enter_context(self.runner.running())
-        self.limits = Limits(
-            self.layout,
-            self.options.max_running,
-            self.options.max_batch_tokens,
-            self.cache.min_watermark,
-            self.chunk,
-        )
-        self.max_tokens = self._longest_sequence()
+        self._parts = parts = build(model, tokenizer, self.options, num_blocks)
+        self.model, self.tokenizer = parts.model, parts.tokenizer
+        self.cache, self.runner, self.limits = parts.cache, parts.runner, parts.limits
+        self.layout = parts.limits.layout
+        self.chunk = parts.limits.chunk
+        self.vocab_size = parts.vocab_size
+        self.max_tokens = parts.max_tokens
         self._requests: dict[int, Request] = {}
         self._running: dict[int, Branch] = {}
         self._waiting: dict[int, Branch] = {}
@@ -134,63 +101,8 @@ class Engine:
         self._random = Random(self.options.seed)
         self._prompt_tokens = self._generated_tokens = self._preemptions = self._steps = self._finished = 0
         self._model_seconds = self._bookkeeping_seconds = self._sampling_seconds = 0.0
-
-    # -- set-up -------------------------------------------------------------------------------------------------
-
-    def _load(self, model: str | PreTrainedModel, tokenizer: Any) -> None:
-        if isinstance(model, str):
-            from kvpager.models.load import load_model
-
-            loaded = load_model(model, dtype=self.options.dtype, device=self._device())
-            self.model, self.tokenizer = loaded.model, tokenizer or loaded.tokenizer
-            self._end_tokens = frozenset(loaded.eos_token_ids)
-        else:
-            self.model, self.tokenizer = model.eval(), tokenizer
-            ends = getattr(model.generation_config, "eos_token_id", None)
-            self._end_tokens = frozenset([] if ends is None else ends if isinstance(ends, list) else [ends])
-
-    def _device(self) -> str:
-        if self.options.device != "auto":
-            return self.options.device
-        return "cuda" if torch.cuda.is_available() else "cpu"
-
-    def _kv_dtype(self) -> str:
-        model_dtype = str(self.model.dtype).removeprefix("torch.")
-        if self.options.kv_dtype not in ("auto", model_dtype):
-            raise ConfigError(
-                f"kv_dtype {self.options.kv_dtype!r} differs from the activations ({model_dtype}), which no attention "
-                "backend here converts; leave it at 'auto'"
-            )
-        return model_dtype
-
-    def _canonical_chunk(self) -> int:
-        page_size = self.layout.page_size
-        chunk = max(1, CANONICAL_CHUNK // page_size) * page_size
-        if chunk > self.options.max_batch_tokens:
-            raise ConfigError(f"deterministic mode computes {chunk} tokens at once: raise max_batch_tokens to that")
-        return chunk
-
-    def _capacity(self) -> int:
-        free = available_memory()
-        if self.model.device.type == "cuda":
-            free = torch.cuda.mem_get_info(self.model.device)[0]
-        capacity = resolve_capacity(self.options.capacity, free)
-        context = max_context(self.model.config)
-        if self.options.capacity == AUTO and context is not None:
-            enough = self.options.max_running * holding_blocks(self.layout, context) * self.layout.block_stride
-            return min(capacity, enough)
-        return capacity
-
-    def _longest_sequence(self) -> int:
-        limits = [self.options.max_context, max_context(self.model.config)]
-        limit = min([n for n in limits if n is not None], default=1 << 30)
-        fits = tokens_that_fit(self.layout, self.cache.pool.num_blocks, limit)
-        if fits < (self.chunk or 1):
-            raise ConfigError(
-                f"a pool of {self.cache.pool.num_blocks} blocks holds {fits} tokens of one sequence, too few to run; "
-                "raise the capacity or lower the page size"
-            )
-        return fits
+        self._resources = ExitStack()
+        self._resources.enter_context(self.runner.running())
 
     # -- requests -----------------------------------------------------------------------------------------------
 
@@ -246,7 +158,7 @@ class Engine:
         if len(ids) > self.max_tokens:
             raise RequestError(
                 f"the prompt has {len(ids)} tokens, but at most {self.max_tokens} fit (model context "
-                f"{max_context(self.model.config)}, pool {self.cache.pool.num_blocks} blocks of "
+                f"{self._parts.max_context}, pool {self.cache.pool.num_blocks} blocks of "
                 f"{self.layout.page_size} tokens over {self.layout.num_groups} layer groups)"
             )
         if len(self._waiting) >= self.options.max_waiting:
@@ -471,7 +383,7 @@ class Engine:
             branch.logprobs.append(result)
         self._generated_tokens += 1
         text = ""
-        if token in sampling.stop_token_ids or (token in self._end_tokens and not sampling.ignore_eos):
+        if token in sampling.stop_token_ids or (token in self._parts.end_tokens and not sampling.ignore_eos):
             text = self._finish(branch, FinishReason.STOP)
             return self._event(branch, result, text)
         if branch.detokenizer is not None:

@@ -1,0 +1,128 @@
+"""From a model's name and the options to everything an engine runs on. Runs nothing, knows no requests."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from transformers import PreTrainedModel
+
+from kvpager.assemble import open_cache
+from kvpager.attention.select import select
+from kvpager.cache.paged_cache import PagedCache
+from kvpager.cache.reclaim import Watermarks
+from kvpager.config import AUTO, Options, available_memory, resolve_capacity
+from kvpager.engine.model_runner import ModelRunner
+from kvpager.engine.scheduler import Limits, holding_blocks, tokens_that_fit
+from kvpager.errors import ConfigError
+from kvpager.integrations.model_layout import check_supported, layout_for, max_context
+from kvpager.memory.layout import KVLayout
+from kvpager.models.load import load_model
+
+CANONICAL_CHUNK = 64  # tokens: in deterministic mode prompts are computed in pieces that end at multiples of it
+_NO_LIMIT = 1 << 30  # tokens
+
+
+@dataclass(frozen=True, slots=True)
+class EngineParts:
+    """What an engine is put together from. ``max_tokens``: the longest sequence that model and pool allow."""
+
+    model: PreTrainedModel
+    tokenizer: Any
+    end_tokens: frozenset[int]
+    cache: PagedCache
+    runner: ModelRunner
+    limits: Limits
+    vocab_size: int
+    max_context: int | None
+    max_tokens: int
+
+
+def build(model: str | PreTrainedModel, tokenizer: Any, options: Options, num_blocks: int | None) -> EngineParts:
+    """Loads the model unless it is loaded, and opens the cache. Raises ConfigError, ModelError, UnsupportedModel."""
+    model, tokenizer, end_tokens = _load(model, tokenizer, options)
+    check_supported(model.config)
+    layout = layout_for(model.config, dtype=_kv_dtype(model, options), page_size=options.page_size)
+    chunk = _canonical_chunk(layout, options) if options.deterministic else None
+    backend = select(layout, options.attention)
+    blocks = num_blocks if num_blocks is not None else _num_blocks(model, layout, options)
+    cache = open_cache(
+        layout,
+        num_blocks=blocks,
+        device=str(model.device),
+        eviction=options.eviction,
+        watermarks=Watermarks.from_threshold(options.eviction_threshold, blocks),
+        prefix_cache=options.prefix_cache,
+        match_inside_pages=options.partial_hits and chunk is None,
+        debug=options.debug,
+    )
+    runner = ModelRunner(model, backend, cache.arena)
+    cache.set_fingerprint(runner.fingerprint())
+    return EngineParts(
+        model=model,
+        tokenizer=tokenizer,
+        end_tokens=end_tokens,
+        cache=cache,
+        runner=runner,
+        limits=Limits(layout, options.max_running, options.max_batch_tokens, cache.min_watermark, chunk),
+        vocab_size=int(model.config.get_text_config().vocab_size),
+        max_context=max_context(model.config),
+        max_tokens=_longest_sequence(model, layout, blocks, chunk, options),
+    )
+
+
+def _load(
+    model: str | PreTrainedModel, tokenizer: Any, options: Options
+) -> tuple[PreTrainedModel, Any, frozenset[int]]:
+    if isinstance(model, str):
+        loaded = load_model(model, dtype=options.dtype, device=_device(options))
+        return loaded.model, tokenizer or loaded.tokenizer, frozenset(loaded.eos_token_ids)
+    ends = getattr(model.generation_config, "eos_token_id", None)
+    return model.eval(), tokenizer, frozenset([] if ends is None else ends if isinstance(ends, list) else [ends])
+
+
+def _device(options: Options) -> str:
+    if options.device != AUTO:
+        return options.device
+    return "cuda" if torch.cuda.is_available() else "cpu"
+
+
+def _kv_dtype(model: PreTrainedModel, options: Options) -> str:
+    model_dtype = str(model.dtype).removeprefix("torch.")
+    if options.kv_dtype not in (AUTO, model_dtype):
+        raise ConfigError(
+            f"kv_dtype {options.kv_dtype!r} differs from the activations ({model_dtype}), which no attention backend "
+            "here converts; leave it at 'auto'"
+        )
+    return model_dtype
+
+
+def _canonical_chunk(layout: KVLayout, options: Options) -> int:
+    chunk = max(1, CANONICAL_CHUNK // layout.page_size) * layout.page_size
+    if chunk > options.max_batch_tokens:
+        raise ConfigError(f"deterministic mode computes {chunk} tokens at once: raise max_batch_tokens to that")
+    return chunk
+
+
+def _num_blocks(model: PreTrainedModel, layout: KVLayout, options: Options) -> int:
+    free = available_memory() if model.device.type == "cpu" else torch.cuda.mem_get_info(model.device)[0]
+    blocks = resolve_capacity(options.capacity, free) // layout.block_stride
+    context = max_context(model.config)
+    if options.capacity == AUTO and context is not None:  # more than this could never be filled by running requests
+        blocks = min(blocks, options.max_running * holding_blocks(layout, context))
+    if blocks < 1:
+        raise ConfigError(f"capacity {options.capacity!r} holds no block of {layout.block_stride} bytes; ask for more")
+    return blocks
+
+
+def _longest_sequence(
+    model: PreTrainedModel, layout: KVLayout, num_blocks: int, chunk: int | None, options: Options
+) -> int:
+    limits = [limit for limit in (options.max_context, max_context(model.config)) if limit is not None]
+    fits = tokens_that_fit(layout, num_blocks, min(limits, default=_NO_LIMIT))
+    if fits < (chunk or 1):
+        raise ConfigError(
+            f"a pool of {num_blocks} blocks holds {fits} tokens of one sequence, too few to run"
+            + (f" in deterministic mode (at least {chunk})" if chunk else "")
+            + "; raise the capacity or lower the page size"
+        )
+    return fits
