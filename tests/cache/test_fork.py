@@ -66,7 +66,7 @@ def test_when_all_owners_write_in_one_step_all_but_one_copy(count: int) -> None:
         seqs += [seqs[0].fork() for _ in range(count - 1)]
         for number, seq in enumerate(seqs):
             seq.append(100 + number)
-        assert sum(stamp.cache.num_copies(seq) for seq in seqs) == count  # each alone would copy
+        assert sum(stamp.cache.num_copies([seq])[0] for seq in seqs) == count  # each alone would copy
         run_step(stamp, seqs)
         assert copies(stamp) == count - 1
         assert block_counts(stamp.cache)["used"] == 2 + count

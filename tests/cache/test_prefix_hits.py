@@ -57,7 +57,7 @@ def test_a_hit_inside_a_page_is_copied_when_it_is_written_and_the_page_keeps_its
         before = published_blocks(stamp.cache)
         hit = stamp.cache.sequence([*T(1, 10), 99, 98])
         assert hit.prefix_tokens == 10
-        assert stamp.cache.num_copies(hit) == 1
+        assert stamp.cache.num_copies([hit]).tolist() == [1]
         run_step(stamp, [hit])
         stamp.verify(hit)
         assert stamp.cache.statistics().faults[FaultKind.COPY_ON_WRITE].pages == 1

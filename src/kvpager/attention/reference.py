@@ -30,14 +30,20 @@ class ReferenceBackend:
 
 
 class ReferencePlan:
-    def __init__(self, batch: StepBatch, arena: Arena) -> None:
+    """``alone[group]``: the sequences [S'] to attend to one by one (default: all); a subclass sees to the others."""
+
+    def __init__(self, batch: StepBatch, arena: Arena, alone: list[np.ndarray] | None = None) -> None:
         self._batch = batch
         self._arena = arena
         self._layout = batch.layout
         positions = batch.positions()
         self._slots = self._index(positions % self._layout.page_size)
         self._new_blocks = [self._index(batch.token_blocks(g)) for g in range(self._layout.num_groups)]
-        self._spans = [_group_spans(batch, g, self._index) for g in range(self._layout.num_groups)]
+        every = np.arange(batch.num_sequences)
+        self._spans = [
+            _group_spans(batch, group, every if alone is None else alone[group], self._index)
+            for group in range(self._layout.num_groups)
+        ]
 
     def run(self, layer: int, q: Tensor, k: Tensor, v: Tensor, options: LayerOptions = DEFAULT_OPTIONS) -> Tensor:
         check_packed(self._batch, layer, q, k, v)
@@ -79,14 +85,16 @@ class _Span:
     blocks: Tensor  # [pages]
 
 
-def _group_spans(batch: StepBatch, group: int, index: Callable[[np.ndarray], Tensor]) -> list[_Span]:
+def _group_spans(
+    batch: StepBatch, group: int, sequences: np.ndarray, index: Callable[[np.ndarray], Tensor]
+) -> list[_Span]:
     page_size, window = batch.layout.page_size, batch.layout.groups[group].window
     offsets, starts, stops = batch.offsets().tolist(), batch.starts.tolist(), batch.stops.tolist()
     spans = []
-    for s, table in enumerate(batch.tables[group]):
+    for s in sequences.tolist():
         first_page = first_visible_page(starts[s], window, page_size)
         first_key = first_page * page_size
-        blocks = index(table[first_page : batch.layout.num_pages(stops[s])])
+        blocks = index(batch.tables[group][s][first_page : batch.layout.num_pages(stops[s])])
         spans.append(_Span(offsets[s], offsets[s + 1], starts[s], first_key, stops[s] - first_key, blocks))
     return spans
 

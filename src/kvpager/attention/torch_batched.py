@@ -47,17 +47,17 @@ class _Bucket:
 
 
 class TorchPlan(ReferencePlan):
-    """ReferencePlan with the one-token spans that can be gathered together taken out, in buckets."""
+    """ReferencePlan that leaves out decoding sequences of similar length, and attends to these in buckets."""
 
     def __init__(self, batch: StepBatch, arena: Arena) -> None:
-        super().__init__(batch, arena)
         decodes = np.flatnonzero(batch.query_lengths == 1)
-        self._buckets: list[list[_Bucket]] = []
-        for group, spans in enumerate(self._spans):
-            members = _bucket_members(batch, group, decodes)
-            self._buckets.append([_make_bucket(batch, group, each, self._index) for each in members])
-            gathered = {at for each in members for at in each.tolist()}
-            spans[:] = [span for at, span in enumerate(spans) if at not in gathered]
+        members = [_bucket_members(batch, group, decodes) for group in range(batch.layout.num_groups)]
+        every = np.arange(batch.num_sequences)
+        alone = [np.setdiff1d(every, np.concatenate(group)) if group else every for group in members]
+        super().__init__(batch, arena, alone)
+        self._buckets = [
+            [_make_bucket(batch, number, each, self._index) for each in group] for number, group in enumerate(members)
+        ]
 
     def run(self, layer: int, q: Tensor, k: Tensor, v: Tensor, options: LayerOptions = DEFAULT_OPTIONS) -> Tensor:
         check_packed(self._batch, layer, q, k, v)

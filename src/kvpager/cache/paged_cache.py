@@ -128,11 +128,12 @@ class PagedCache:
         """Blocks that would become available if ``seq`` were freed: those that only it maps. O(pages)."""
         return sum(int((self.pool.refcount[table.mapped_blocks()] == 1).sum()) for table in seq.tables)
 
-    def num_copies(self, seq: Sequence) -> int:
-        """Blocks that the next step of ``seq`` takes before it may write the begun last page."""
-        if self.rows.reserved[seq.row] % self.layout.page_size == 0:
-            return 0
-        return int(self.pool.is_write_protected(self.rows.tail[:, seq.row]).sum())
+    def num_copies(self, sequences: List[Sequence]) -> np.ndarray:
+        """Per sequence: blocks that its next step takes before it may write the begun last page."""
+        rows = np.fromiter(map(_row_of, sequences), np.int64, len(sequences))
+        begun = self.rows.reserved[rows] % self.layout.page_size != 0
+        copies: np.ndarray = (self.pool.is_write_protected(self.rows.tail[:, rows]) & begun).sum(axis=0)
+        return copies
 
     def statistics(self) -> CacheStatistics:
         live = np.fromiter(self.sequences, np.int64, len(self.sequences))

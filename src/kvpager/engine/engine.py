@@ -13,6 +13,7 @@ from collections.abc import Iterable, Iterator
 from collections.abc import Sequence as List
 from contextlib import ExitStack
 from dataclasses import dataclass
+from functools import partial
 from random import Random
 from time import perf_counter
 from types import TracebackType
@@ -50,7 +51,7 @@ _NO_SCOPE = Scope()
 
 @dataclass(frozen=True, slots=True)
 class EngineStatistics:
-    """Branches ``running`` and ``waiting`` (for a place, or for their fork) now; the rest since the engine was opened."""
+    """Branches ``running`` and ``waiting`` (forks too) now; everything else since the engine was opened."""
 
     running: int
     waiting: int
@@ -249,22 +250,22 @@ class Engine:
         return [event for piece in pieces for event in self._compute(piece)]
 
     def _view_running(self) -> list[Running]:
-        return [self._view(branch) for branch in self._running.values()]
-
-    def _view(self, branch: Branch) -> Running:
-        seq = branch.sequence
-        assert seq is not None
-        request = branch.request
-        return Running(
-            key=branch.key,
-            rank=branch.rank,
-            arrival=branch.key,
-            computed=seq.length,
-            known=branch.num_known,
-            prompt=len(request.prompt),
-            copies=self.cache.num_copies(seq),
-            freeable=lambda: self.cache.num_freeable(seq),
-        )
+        branches = list(self._running.values())
+        sequences = [_sequence(branch) for branch in branches]
+        copies = self.cache.num_copies(sequences).tolist()
+        return [
+            Running(
+                key=branch.key,
+                rank=branch.rank,
+                arrival=branch.key,
+                computed=seq.length,
+                known=branch.num_known,
+                prompt=len(branch.request.prompt),
+                copies=copied,
+                freeable=partial(self.cache.num_freeable, seq),
+            )
+            for branch, seq, copied in zip(branches, sequences, copies, strict=True)
+        ]
 
     def _view_waiting(self) -> Iterator[Waiting]:
         """In the order in which they may start. Lazy: a look-up is made only for those the scheduler asks about."""
@@ -278,7 +279,7 @@ class Engine:
                 known=branch.num_known,
                 prompt=len(branch.request.prompt),
                 width=1 + (forks if branch.choice == 0 else 0),
-                cost=lambda branch=branch: self._admission_cost(branch),  # type: ignore[misc]
+                cost=partial(self._admission_cost, branch),
             )
 
     def _admission_cost(self, branch: Branch) -> AdmissionCost:
