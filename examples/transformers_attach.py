@@ -18,7 +18,7 @@ def main(name: str = "smollm2") -> None:
         for prompt in PROMPTS:
             inputs = loaded.tokenizer(prompt, return_tensors="pt", return_token_type_ids=False)
             with paged.open(**inputs) as past:
-                output = loaded.model.generate(**inputs, past_key_values=past, max_new_tokens=16, do_sample=False)
+                output = loaded.model.generate(**inputs, cache=past, max_new_tokens=16, do_sample=False)
             print(" ".join(loaded.tokenizer.decode(output[0], skip_special_tokens=True).split()))
             found = paged.cache.statistics().prefix
             print(f"  [{found.hit_tokens} of {found.prompt_tokens} prompt tokens found so far]\n")

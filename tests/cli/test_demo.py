@@ -19,6 +19,7 @@ from kvpager.cli.demo.frame import Cell, Frame, RequestView
 from kvpager.cli.demo.prompts import FULL, QUICK, DemoPrompt, Programme
 from kvpager.cli.demo.screen import LiveView, PlainLines, format_progress, open_screen
 from kvpager.cli.demo.view import View, letter
+from kvpager.cli.session import Interruption
 from kvpager.config import Options
 from kvpager.engine import Engine
 from kvpager.memory.block import BlockState
@@ -258,7 +259,7 @@ def test_a_run_adds_up(has_template: bool) -> None:
     tokenizer = tiny_tokenizer() if has_template else tiny_tokenizer(template=None)
     with Engine(tiny_model(len(tokenizer)), tokenizer=tokenizer, num_blocks=24, max_batch_tokens=32) as engine:
         demonstration, recorder = Demonstration(engine, SMALL), _Recorder()
-        demonstration.play(recorder)
+        demonstration.play(recorder, Interruption())
         comparison = demonstration.compare()
         engine.check()
     frames = recorder.frames

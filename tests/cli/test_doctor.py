@@ -6,7 +6,7 @@ from importlib import metadata
 
 import pytest
 
-from kvpager.cache.paged_cache import PagedCache
+from kvpager.cache.sequence import Sequence
 from kvpager.cli import doctor
 from kvpager.config import Options
 
@@ -62,12 +62,12 @@ def test_the_chosen_model_is_shown(kvpager: Call, model: str) -> None:
 
 
 def test_the_self_test_notices_wrong_bytes(monkeypatch: pytest.MonkeyPatch, kvpager: Call) -> None:
-    write = PagedCache.write
+    write = Sequence.write
 
-    def write_one_wrong(self: PagedCache, seq: object, start: int, k: object, v: object) -> None:
-        write(self, seq, start, k, v + 1)  # type: ignore[arg-type, operator]
+    def write_wrong(self: Sequence, start: int, k: object, v: object) -> None:
+        write(self, start, k, v + 1)  # type: ignore[operator]
 
-    monkeypatch.setattr(PagedCache, "write", write_one_wrong)
+    monkeypatch.setattr(Sequence, "write", write_wrong)
     ended = kvpager("doctor", "--json")
     assert ended.code == 1
     assert json.loads(ended.out)["self-test"] == {
@@ -77,7 +77,7 @@ def test_the_self_test_notices_wrong_bytes(monkeypatch: pytest.MonkeyPatch, kvpa
 
 
 def test_the_self_test_notices_a_fork_that_is_not_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(PagedCache, "_make_writable", lambda *_: None)
+    monkeypatch.setattr(Sequence, "fork", lambda self: self)
     assert "the first sequence is not what was written" in str(doctor._self_test()["reason"])
 
 

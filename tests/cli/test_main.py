@@ -175,6 +175,6 @@ def test_ctrl_c_stops_a_run_in_order(model: str) -> None:
         assert process.stderr is not None
         assert process.stdout.readline().startswith("{")  # hundreds more are under way
         process.send_signal(signal.SIGINT)
-        errors = process.stderr.read()
-        assert process.wait(60) == 130
+        _, errors = process.communicate(timeout=60)
+    assert process.returncode == 130
     assert errors == "kvpager: stopped\n"

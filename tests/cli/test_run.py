@@ -89,7 +89,7 @@ def test_a_stop_text_ends_the_answer(kvpager: Call, model: str) -> None:
 def test_an_answer_that_failed_is_code_1(
     monkeypatch: pytest.MonkeyPatch, kvpager: Call, model: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    def fail(engine: object, prompt: object, sampling: object) -> Completion:
+    def fail(*_: object) -> Completion:
         return Completion(0, 0, 0, "", (), FinishReason.ERROR, 3, 0, 0, error="every token was masked")
 
     monkeypatch.setattr(command, "_stream", fail)

@@ -6,8 +6,8 @@ import argparse
 import json
 import sys
 from array import array
+from collections import deque
 from collections.abc import Iterator
-from dataclasses import dataclass
 from time import perf_counter
 from typing import TYPE_CHECKING
 
@@ -16,8 +16,9 @@ from kvpager.cli.prompts import encode_prompt, has_chat_template, read_prompts
 from kvpager.errors import RequestError
 
 if TYPE_CHECKING:
+    from kvpager.cli.session import Interruption
     from kvpager.engine.engine import Engine
-    from kvpager.engine.request import Completion
+    from kvpager.engine.request import Completion, Request
     from kvpager.engine.sampling_params import Sampling
 
 
@@ -35,18 +36,19 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     options, sampling = chosen_options(arguments), chosen_sampling(arguments)
     texts = read_prompts(arguments.prompts, arguments.file)
-    from kvpager.cli.session import open_engine
+    from kvpager.cli.session import interruptible, open_engine
 
     with open_engine(options) as engine:
         chat = arguments.chat or (has_chat_template(engine) and not arguments.raw)
         prompts = [encode_prompt(engine, text, chat=chat, system=arguments.system) for text in texts]
         begin = perf_counter()
-        if arguments.json:
-            answers = _print_json(texts, _generate(engine, prompts, sampling))
-        elif len(prompts) == sampling.n == 1:
-            answers = [_stream(engine, prompts[0], sampling)]
-        else:
-            answers = _print_in_order(texts, sampling.n, _generate(engine, prompts, sampling))
+        with interruptible() as interruption:
+            if len(prompts) == sampling.n == 1 and not arguments.json:
+                answers = [_stream(engine, prompts[0], sampling, interruption)]
+            else:
+                finished = _generate(engine, prompts, sampling, interruption)
+                show = _print_json if arguments.json else _print_in_order
+                answers = show(texts, sampling.n, finished)
         print(_summary(answers, perf_counter() - begin), file=sys.stderr)
     failed = [answer for answer in answers if answer.error]
     for answer in failed:
@@ -54,40 +56,40 @@ def run(arguments: argparse.Namespace) -> int:
     return 1 if failed else 0
 
 
-@dataclass(slots=True)
-class _Counted:
-    """An iterator over prompts that knows how many it has handed out."""
+def _generate(
+    engine: "Engine", prompts: list["array[int]"], sampling: "Sampling", interruption: "Interruption"
+) -> Iterator["Completion"]:
+    """The answers as they finish; as many prompts wait as the queue takes. An error names the prompt it is about."""
+    feed = deque(enumerate(prompts))
+    under_way: list[Request] = []
+    while feed or under_way:
+        while feed and engine.num_waiting < engine.options.max_waiting:
+            under_way.append(_submit(engine, *feed.popleft(), sampling))
+        engine.step()
+        interruption.check()
+        for request in [request for request in under_way if request.is_finished]:
+            under_way.remove(request)
+            yield from request.completions()
 
-    prompts: Iterator["array[int]"]
-    count: int = 0
 
-    def __iter__(self) -> "_Counted":
-        return self
-
-    def __next__(self) -> "array[int]":
-        self.count += 1
-        return next(self.prompts)
-
-
-def _generate(engine: "Engine", prompts: list["array[int]"], sampling: "Sampling") -> Iterator["Completion"]:
-    """The answers as they finish. An error names the prompt that it is about."""
-    feed = _Counted(iter(prompts))
+def _submit(engine: "Engine", index: int, prompt: "array[int]", sampling: "Sampling") -> "Request":
     try:
-        yield from engine.generate(feed, sampling)
+        return engine.submit(prompt, sampling, index=index)
     except RequestError as error:
-        raise RequestError(f"prompt {feed.count}: {error}") from error
+        raise RequestError(f"prompt {index + 1}: {error}") from error
 
 
-def _stream(engine: "Engine", prompt: "array[int]", sampling: "Sampling") -> "Completion":
-    request = engine.submit(prompt, sampling)
+def _stream(engine: "Engine", prompt: "array[int]", sampling: "Sampling", interruption: "Interruption") -> "Completion":
+    request = _submit(engine, 0, prompt, sampling)
     while not request.is_finished:
         for event in engine.step():
             print(event.text, end="", flush=True)
+        interruption.check()
     print()
     return request.completions()[0]
 
 
-def _print_json(texts: list[str], answers: Iterator["Completion"]) -> list["Completion"]:
+def _print_json(texts: list[str], n: int, answers: Iterator["Completion"]) -> list["Completion"]:
     printed = []
     for answer in answers:
         print(json.dumps(_as_object(texts[answer.index], answer), ensure_ascii=False), flush=True)

@@ -30,13 +30,13 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.fetch:
         _fetch(options.model)
     from kvpager.cli.demo.demonstration import Demonstration
-    from kvpager.cli.session import open_engine
+    from kvpager.cli.session import interruptible, open_engine
 
     print(f"loading {options.model} ...", file=sys.stderr, flush=True)
     with open_engine(options, num_blocks=num_blocks(options, programme)) as engine:
         demonstration = Demonstration(engine, programme)
-        with _screen(arguments, demonstration.title) as screen:
-            demonstration.play(screen)
+        with _screen(arguments, demonstration.title) as screen, interruptible() as interruption:
+            demonstration.play(screen, interruption)
         comparison = demonstration.compare()
         if arguments.json:
             print(json.dumps(demonstration.as_dict() | comparison.as_dict()))

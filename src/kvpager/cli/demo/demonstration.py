@@ -12,6 +12,7 @@ from kvpager.cli.demo.comparison import Asked, Comparison, Pool, is_fuller
 from kvpager.cli.demo.frame import Frame, observe
 from kvpager.cli.demo.prompts import DemoPrompt, Programme
 from kvpager.cli.prompts import Message, conversation, encode_conversation, has_chat_template
+from kvpager.cli.session import Interruption
 from kvpager.config import format_size
 from kvpager.engine.sampling_params import Sampling
 from kvpager.types import FaultKind
@@ -51,14 +52,18 @@ class Demonstration:
             f"({format_size(pool.num_blocks * engine.layout.block_stride)})"
         )
 
-    def play(self, watcher: Watcher) -> None:
-        """Submits every prompt at once, each follow-up when its answer is there, and runs all to the end."""
+    def play(self, watcher: Watcher, interruption: Interruption) -> None:
+        """Submits every prompt at once, each follow-up when its answer is there, and runs all to the end.
+
+        Raises KeyboardInterrupt between two steps if Ctrl-C was pressed.
+        """
         for prompt in self._programme.prompts:
             self._ask(prompt, conversation(prompt.user, prompt.system or None))
         begin = perf_counter()
         rate = _Rate()
         while self._engine.has_work:
             self._engine.step()
+            interruption.check()
             self._follow_up()
             seconds = perf_counter() - begin
             frame = observe(self._engine, self._requests, self._programme.num_requests, seconds)

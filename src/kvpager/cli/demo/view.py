@@ -148,7 +148,7 @@ def _texts(requests: Sequence[RequestView], width: int) -> RenderableType:
     table = Table.grid(padding=(0, 1), expand=True)
     table.add_column(width=2, no_wrap=True)
     table.add_column(width=9, no_wrap=True, justify="right", style="grey70")
-    table.add_column(no_wrap=True, overflow="crop")
+    table.add_column(no_wrap=True, overflow="crop", ratio=1)
     for request in _interesting(requests):
         name = Text(f"{letter(request.place)} ", style=f"black on {_colour(request.place)}")
         table.add_row(name, f"{request.tokens}/{request.limit}", _tail(request.text, max(8, width - 16)))
