@@ -274,13 +274,13 @@ class _Whole:
 
 @dataclass(frozen=True, slots=True)
 class _Share:
-    legal: str = "a number from 0 to below 1"
+    legal: str = "a number from 0 to below 0.5"
 
     def parse(self, text: str) -> float:
         return self.check(float(text))
 
     def check(self, value: object) -> float:
-        if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value < 1:
+        if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value < 0.5:
             raise ValueError
         return float(value)
 

@@ -1,5 +1,6 @@
 """A tiny model for the whole session, and a call of the command line that keeps away from the user's own settings."""
 
+import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,9 +24,9 @@ def base_model(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 @pytest.fixture(autouse=True)
 def _own_home(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    for name in [name for name in os.environ if name.startswith("KVPAGER_") or name == "KV_DEBUG"]:
+        monkeypatch.delenv(name)
     monkeypatch.setenv("KVPAGER_HOME", str(tmp_path / "home"))
-    for name in ("KVPAGER_MODEL", "KVPAGER_CAPACITY", "KVPAGER_SEED", "KV_DEBUG"):
-        monkeypatch.delenv(name, raising=False)
 
 
 @dataclass(frozen=True, slots=True)

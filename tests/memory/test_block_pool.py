@@ -379,7 +379,7 @@ def test_a_slot_address_finds_the_byte_it_names(pool: BlockPool) -> None:
 
 @pytest.mark.parametrize("block", [-1, 8])
 def test_a_block_outside_the_pool_has_no_address(pool: BlockPool, block: int) -> None:
-    with pytest.raises(InvariantError, match="not in the pool"):
+    with pytest.raises(ConfigError, match="not in the pool"):
         pool.address(block)
 
 

@@ -6,8 +6,8 @@ Three watermarks, in free blocks, min <= low <= high:
     free too few      direct reclaim, inside the call that needs blocks, exactly as many as it lacks
     free below min    the engine admits no new request (running ones may still use what is left)
 
-Reclaim is all or nothing where it matters: the caller asks ``can_reclaim`` first, so a call that fails with
-OutOfBlocks has dropped nothing.
+Direct reclaim is all or nothing: where it can't free enough it drops nothing, so a call that ends in OutOfBlocks has
+lost no cached page.
 """
 
 from dataclasses import dataclass

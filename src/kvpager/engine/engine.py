@@ -9,7 +9,8 @@ The engine carries out what engine/scheduler.py decides; it owns the cache, and 
 """
 
 from array import array
-from collections.abc import Iterable, Iterator
+from collections import deque
+from collections.abc import Collection, Iterable, Iterator
 from collections.abc import Sequence as List
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -51,12 +52,16 @@ _NO_SCOPE = Scope()
 
 @dataclass(frozen=True, slots=True)
 class EngineStatistics:
-    """Branches ``running`` and ``waiting`` (forks too) now; everything else since the engine was opened."""
+    """Branches ``running`` and ``waiting`` (forks too) now; everything else since the engine was opened.
+
+    ``prompt_tokens`` of the requests that have started; ``prefix_tokens`` of them were found, the others computed.
+    """
 
     running: int
     waiting: int
     finished_requests: int
     prompt_tokens: int
+    prefix_tokens: int
     generated_tokens: int
     preemptions: int
     steps: int
@@ -98,10 +103,13 @@ class Engine:
         self._running: dict[int, Branch] = {}
         self._waiting: dict[int, Branch] = {}
         self._forking: dict[int, Branch] = {}
+        self._streams: dict[int, deque[TokenEvent]] = {}  # events of the requests that somebody streams
         self._next_request = self._next_branch = 0
         self._random = Random(self.options.seed)
-        self._prompt_tokens = self._generated_tokens = self._preemptions = self._steps = self._finished = 0
+        self._prompt_tokens = self._prefix_tokens = self._generated_tokens = 0
+        self._preemptions = self._steps = self._finished = 0
         self._model_seconds = self._bookkeeping_seconds = self._sampling_seconds = 0.0
+        self._is_open = True
         self._resources = ExitStack()
         self._resources.enter_context(self.runner.running())
 
@@ -117,8 +125,11 @@ class Engine:
         index: int = 0,
     ) -> Request:
         """Queues a request. Raises RequestError, with the limit, for one that can never run or a full queue."""
+        self._check_open()
         ids = self.encode(prompt)
         self._check(ids, sampling)
+        if len(self._waiting) >= self.options.max_waiting:
+            raise RequestError(f"the queue is full: {len(self._waiting)} requests are waiting; retry later")
         request = Request(self._next_request, index, ids, sampling, priority, scope, self.max_tokens)
         self._next_request += 1
         seed = self._random.getrandbits(64) if sampling.seed is None else None
@@ -137,7 +148,6 @@ class Engine:
             request.branches.append(branch)
             (self._forking if choice else self._waiting)[branch.key] = branch
         self._requests[request.id] = request
-        self._prompt_tokens += len(ids)
         return request
 
     def encode(self, prompt: Prompt) -> "array[int]":
@@ -145,8 +155,11 @@ class Engine:
         if isinstance(prompt, str):
             if self.tokenizer is None:
                 raise ConfigError("this model has no tokenizer: give token ids")
-            return token_array(self.tokenizer.encode(prompt))
-        return token_array(prompt)
+            prompt = self.tokenizer.encode(prompt)
+        try:
+            return token_array(prompt)
+        except ConfigError as error:
+            raise RequestError(f"the prompt can't be used: {error}") from None
 
     def _check(self, ids: "array[int]", sampling: Sampling) -> None:
         if len(ids) == 0:
@@ -162,8 +175,12 @@ class Engine:
                 f"{self._parts.max_context}, pool {self.cache.pool.num_blocks} blocks of "
                 f"{self.layout.page_size} tokens over {self.layout.num_groups} layer groups)"
             )
-        if len(self._waiting) >= self.options.max_waiting:
-            raise RequestError(f"the queue is full: {len(self._waiting)} requests are waiting; retry later")
+        if sampling.n > self.options.max_running:
+            raise RequestError(f"n={sampling.n} choices run together, but max_running is {self.options.max_running}")
+
+    def _check_open(self) -> None:
+        if not self._is_open:
+            raise ConfigError("this engine is closed; open another one")
 
     def cancel(self, request_id: int) -> bool:
         """Ends a request; its pages go back at once. False if it is not there any more."""
@@ -172,7 +189,7 @@ class Engine:
             return False
         for branch in request.branches:
             if branch.state is not BranchState.FINISHED:
-                self._finish(branch, FinishReason.CANCELLED)
+                self._deliver(self._event(branch, None, self._finish(branch, FinishReason.CANCELLED)))
         return True
 
     @property
@@ -188,9 +205,11 @@ class Engine:
     ) -> Iterator[Completion]:
         """Runs all prompts and yields each choice when it has finished. ``completion.index`` is the prompt's place.
 
-        Leaving the iterator early cancels what is left. Raises RequestError before anything runs if a prompt can
-        never run, unless ``prompts`` is a stream: then when its turn comes.
+        Leaving the iterator early cancels what is left. Raises RequestError before anything runs if one of a list of
+        prompts can never run; if ``prompts`` is a stream, then when its turn comes, and the others are cancelled.
         """
+        if isinstance(prompts, List):
+            prompts = self._check_all(prompts, sampling)
         feed = enumerate(prompts)
         mine: dict[int, Request] = {}
         done = False
@@ -205,7 +224,7 @@ class Engine:
                     own = sampling if isinstance(sampling, Sampling) else sampling[index]
                     request = self.submit(prompt, own, scope=scope, index=index)
                     mine[request.id] = request
-                if mine:
+                if self.has_work:  # perhaps only that of others, who fill the queue
                     self.step()
                 for request in [r for r in mine.values() if r.is_finished]:
                     del mine[request.id]
@@ -214,15 +233,32 @@ class Engine:
             for request_id in mine:
                 self.cancel(request_id)
 
+    def _check_all(self, prompts: List[Prompt], sampling: Sampling | List[Sampling]) -> list["array[int]"]:
+        each = [sampling] * len(prompts) if isinstance(sampling, Sampling) else sampling
+        if len(each) != len(prompts):
+            raise ConfigError(f"{len(prompts)} prompts need as many sampling options, or one for all, not {len(each)}")
+        encoded = [self.encode(prompt) for prompt in prompts]
+        for ids, own in zip(encoded, each, strict=True):
+            self._check(ids, own)
+        return encoded
+
     def stream(
         self, prompt: Prompt, sampling: Sampling = _NO_SAMPLING, *, priority: int = 0, scope: Scope = _NO_SCOPE
     ) -> Iterator[TokenEvent]:
-        """Runs one prompt, beside whatever else is queued, and yields its tokens. Leaving early cancels it."""
+        """Runs one prompt, beside whatever else is queued or streamed, and yields its tokens.
+
+        Each choice ends with an event that has a ``finish_reason``. Leaving early cancels the request.
+        """
         request = self.submit(prompt, sampling, priority=priority, scope=scope)
+        events = self._streams[request.id] = deque()
         try:
-            while not request.is_finished:
-                yield from (event for event in self.step() if event.request_id == request.id)
+            while events or not request.is_finished:
+                if events:
+                    yield events.popleft()
+                else:
+                    self.step()
         finally:
+            del self._streams[request.id]
             self.cancel(request.id)
 
     # -- one step -----------------------------------------------------------------------------------------------
@@ -233,6 +269,7 @@ class Engine:
         If the model raises, the requests of that step end with an error and the exception goes on; everything else
         stays usable.
         """
+        self._check_open()
         begin = perf_counter()
         decision = decide(self.limits, self._view_running(), self._view_waiting(), self.cache.num_available)
         for key in decision.preempted:
@@ -262,23 +299,43 @@ class Engine:
                 known=branch.num_known,
                 prompt=len(branch.request.prompt),
                 copies=copied,
-                freeable=partial(self.cache.num_freeable, seq),
+                freeable=partial(self._num_freeable, seq),
+                tail=self._shared_tail(seq) if copied else None,
+                width=1 + len(_forks_to_come(branch)),
             )
             for branch, seq, copied in zip(branches, sequences, copies, strict=True)
         ]
+
+    def _shared_tail(self, seq: Sequence) -> int | None:
+        """The block of the begun last page, which needs no copy any more once the other forks have left it."""
+        block = int(self.cache.rows.tail[0, seq.row])
+        return None if self.cache.pool.indexed[block] else block
+
+    def _num_freeable(self, seq: Sequence, stopped: Collection[int]) -> int:
+        """Blocks that become available if ``seq`` is freed after the branches ``stopped``, with which it may share."""
+        if not stopped:
+            return self.cache.num_freeable(seq)
+        freeable = 0
+        for group, table in enumerate(seq.tables):
+            blocks = table.mapped_blocks()
+            owners = self.cache.pool.refcount[blocks]
+            for key in stopped:
+                other = _sequence(self._running[key]).tables[group]
+                owners = owners - np.isin(blocks, other.mapped_blocks())
+            freeable += int((owners == 1).sum())
+        return freeable
 
     def _view_waiting(self) -> Iterator[Waiting]:
         """In the order in which they may start. Lazy: a look-up is made only for those the scheduler asks about."""
         ranked = sorted(self._waiting.values(), key=lambda b: (-effective_rank(b.request.priority, b.waited), b.key))
         for branch in ranked:
-            forks = sum(1 for other in branch.request.branches if other.state is BranchState.FORKING)
             yield Waiting(
                 key=branch.key,
                 rank=effective_rank(branch.request.priority, branch.waited),
                 arrival=branch.key,
                 known=branch.num_known,
                 prompt=len(branch.request.prompt),
-                width=1 + (forks if branch.choice == 0 else 0),
+                width=1 + len(_forks_to_come(branch)),
                 cost=partial(self._admission_cost, branch),
             )
 
@@ -287,7 +344,9 @@ class Engine:
         match = self.cache.lookup(tokens, scope)
         if self.chunk is not None:  # only whole canonical pieces of the prompt have the bits of a recomputation
             canonical = min(match.num_tokens, len(branch.request.prompt)) // self.chunk * self.chunk
-            match = self.cache.lookup(tokens, scope, canonical)
+            while match.num_tokens != canonical:  # a shorter hit may lack pages of a window, and end before it
+                match = self.cache.lookup(tokens, scope, canonical)
+                canonical = match.num_tokens // self.chunk * self.chunk
         cost = self._cost_of(branch, match)
         if match.inside is not None and cost.blocks > self.cache.num_available:
             # The page that is copied would be one too many at the moment of the copy.
@@ -311,6 +370,8 @@ class Engine:
         )
         if branch.prefix_tokens is None:
             branch.prefix_tokens = branch.sequence.prefix_tokens
+            self._prompt_tokens += len(branch.request.prompt)
+            self._prefix_tokens += branch.prefix_tokens
         self._running[branch.key] = branch
 
     def _preempt(self, branch: Branch) -> None:
@@ -335,42 +396,45 @@ class Engine:
                 opened = perf_counter()
                 logits = self.runner.forward(step.batch, _new_tokens(sequences, counts), ends[due])
                 computed = perf_counter()
+            closed = perf_counter()
+            chosen = self._sample([branches[i] for i in due], logits)
         except BaseException as error:
             for branch in branches:
-                self._finish(branch, FinishReason.ERROR, f"the model failed: {error}")
+                for each in (branch, *_forks_to_come(branch)):
+                    self._finish(each, FinishReason.ERROR, f"the model failed: {error}")
+                    self._deliver(self._event(each, None, ""))
             raise
-        closed = perf_counter()
         self._bookkeeping_seconds += opened - begin + closed - computed
         self._model_seconds += computed - opened
-        events = self._sample([branches[i] for i in due], logits)
+        for i in due:
+            self._fork_waiting(branches[i])
+        events = [self._take(branch, result) for branch, result in chosen]
+        for event in events:
+            self._deliver(event)
         self._sampling_seconds += perf_counter() - closed
         return events
 
-    def _sample(self, branches: list[Branch], logits: Tensor) -> list[TokenEvent]:
-        """Chooses the next token of each branch; ``logits`` [branches, vocab]. Forks what waits for its prompt."""
+    def _sample(self, branches: list[Branch], logits: Tensor) -> list[tuple[Branch, SampledToken | SamplingFailure]]:
+        """The next token of each branch, and of those that will be forked from it; ``logits`` [branches, vocab]."""
         chosen: list[Branch] = []
         rows: list[int] = []
         for row, branch in enumerate(branches):
-            family = [branch, *self._fork_waiting(branch)]
+            family = [branch, *_forks_to_come(branch)]
             chosen.extend(family)
             rows.extend([row] * len(family))
         if len(rows) != len(branches):
             logits = logits[rows]
-        results = sample(logits, [branch.sampler for branch in chosen])
-        return [self._take(branch, result) for branch, result in zip(chosen, results, strict=True)]
+        return list(zip(chosen, sample(logits, [branch.sampler for branch in chosen]), strict=True))
 
-    def _fork_waiting(self, branch: Branch) -> list[Branch]:
-        if branch.choice or branch.output:
-            return []
-        twins = [other for other in branch.request.branches if other.state is BranchState.FORKING]
-        for twin in twins:
+    def _fork_waiting(self, branch: Branch) -> None:
+        """The prompt is computed: the other choices go on from it."""
+        for twin in _forks_to_come(branch):
             twin.sequence = _sequence(branch).fork()
             twin.rank = branch.rank
             twin.prefix_tokens = len(branch.request.prompt)
             twin.move(BranchState.RUNNING)
             del self._forking[twin.key]
             self._running[twin.key] = twin
-        return twins
 
     def _take(self, branch: Branch, result: SampledToken | SamplingFailure) -> TokenEvent:
         if isinstance(result, SamplingFailure):
@@ -388,7 +452,11 @@ class Engine:
             text = self._finish(branch, FinishReason.STOP)
             return self._event(branch, result, text)
         if branch.detokenizer is not None:
-            delta = branch.detokenizer.push(token)
+            try:
+                delta = branch.detokenizer.push(token)
+            except Exception as error:  # a tokenizer that does not know all of the model's tokens
+                self._finish(branch, FinishReason.ERROR, f"the tokenizer can't decode token {token}: {error}")
+                return self._event(branch, result, "")
             text = delta.text
             branch.text.append(text)
             if delta.finished_by is not None:
@@ -411,6 +479,11 @@ class Engine:
             finish_reason=branch.finish_reason,
         )
 
+    def _deliver(self, event: TokenEvent) -> None:
+        """To whoever streams its request, if anybody does."""
+        if event.request_id in self._streams:
+            self._streams[event.request_id].append(event)
+
     def _finish(self, branch: Branch, reason: FinishReason, error: str = "") -> str:
         """Ends a branch, gives its pages back and returns the text that was held back."""
         if branch.sequence is not None:
@@ -426,10 +499,6 @@ class Engine:
             rest = branch.detokenizer.flush().text
             branch.text.append(rest)
         request = branch.request
-        if branch.choice == 0 and not branch.output:
-            for twin in request.branches:
-                if twin.state is BranchState.FORKING:
-                    self._finish(twin, reason, error)
         if request.is_finished and self._requests.pop(request.id, None) is not None:
             self._finished += 1
         return rest
@@ -446,6 +515,7 @@ class Engine:
             waiting=len(self._waiting) + len(self._forking),
             finished_requests=self._finished,
             prompt_tokens=self._prompt_tokens,
+            prefix_tokens=self._prefix_tokens,
             generated_tokens=self._generated_tokens,
             preemptions=self._preemptions,
             steps=self._steps,
@@ -476,13 +546,19 @@ class Engine:
             for branch in queue.values():
                 if branch.state is not state or (branch.sequence is not None) != (state is BranchState.RUNNING):
                     raise InvariantError(f"branch {branch.key} is {branch.state.value}, but queued as {state.value}")
-                if branch.sequence is not None and branch.sequence.num_tokens != branch.num_known:
+                if branch.sequence is not None and branch.sequence.tokens != branch.known_tokens():
                     raise InvariantError(f"branch {branch.key} and its sequence know different tokens")
+                if self._requests.get(branch.request.id) is not branch.request:
+                    raise InvariantError(f"branch {branch.key} is queued, but its request is gone")
         if len(self._running) != self.cache.statistics().sequences:
             raise InvariantError("a sequence has no running branch")
+        live = sum(each.state is not BranchState.FINISHED for r in self._requests.values() for each in r.branches)
+        if live != sum(len(queue) for _, queue in queues) or any(r.is_finished for r in self._requests.values()):
+            raise InvariantError("a branch is in no queue, or a finished request is kept")
 
     def close(self) -> None:
-        """Cancels what is queued, frees the pages and restores the model."""
+        """Cancels what is queued, frees the pages and restores the model. Closing again does nothing."""
+        self._is_open = False
         for request_id in list(self._requests):
             self.cancel(request_id)
         self.cache.close()
@@ -495,6 +571,13 @@ class Engine:
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         self.close()
+
+
+def _forks_to_come(branch: Branch) -> list[Branch]:
+    """The choices that will be forked from this one when the first token is due."""
+    if branch.choice or branch.output or branch.request.sampling.n == 1:
+        return []
+    return [other for other in branch.request.branches if other.state is BranchState.FORKING]
 
 
 def _sequence(branch: Branch) -> Sequence:

@@ -16,12 +16,13 @@ from transformers import PreTrainedModel
 
 from kvpager.attention.backend import AttentionBackend
 from kvpager.cache.step import StepBatch
-from kvpager.integrations.attention_function import PackedCall, attending, paged_attention
+from kvpager.errors import ConfigError
+from kvpager.integrations.attention_function import NAME, PackedCall, attending, paged_attention
 from kvpager.memory.arena import Arena
 
 
 class ModelRunner:
-    """``model`` in eval mode; uses ``backend`` for attention while ``running()``."""
+    """Runs ``model`` with ``backend`` for attention, while ``running()``."""
 
     def __init__(self, model: PreTrainedModel, backend: AttentionBackend, arena: Arena) -> None:
         self.model = model
@@ -31,9 +32,19 @@ class ModelRunner:
 
     @contextmanager
     def running(self) -> Iterator[None]:
-        """The model is ours inside: its attention is replaced, and restored on exit."""
-        with paged_attention(self.model):
-            yield
+        """The model is ours inside, and in eval mode: its attention and its mode are restored on exit.
+
+        Raises ConfigError if it is somebody else's already.
+        """
+        if self.model.config._attn_implementation == NAME:
+            raise ConfigError("this model is in use by another engine or attach(); close that first, or load it again")
+        was_training = self.model.training
+        self.model.eval()
+        try:
+            with paged_attention(self.model):
+                yield
+        finally:
+            self.model.train(was_training)
 
     @torch.inference_mode()
     def forward(self, batch: StepBatch, tokens: "array[int]", sample_at: np.ndarray) -> Tensor:

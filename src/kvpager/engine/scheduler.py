@@ -1,19 +1,23 @@
 """Who computes how much in the next step, who starts and who has to stop. Pure decisions over plain numbers.
 
 It holds no state, reads no clock, gives out no blocks and knows no model: the same input gives the same decision.
-One pass, in order of importance (rank, then arrival):
+One pass:
 
-    1. running branches that decode get their one token, then those that still compute known tokens (a prompt, or what
-       a preemption took) get a chunk, within the token budget; where blocks are short the least important running
-       branch that has not been served in this pass is preempted; where there is none, the branch sits this pass out;
+    1. running branches, in order of importance (rank, then arrival), get their one token where they decode, or a chunk
+       of the known tokens they still compute (a prompt, or what a preemption took). The token budget keeps one token
+       for every branch that decodes. Where blocks are short, the least important branches behind this one are
+       preempted, as few as make room for it; where all of them would not, the branch sits this pass out and nobody
+       is stopped in vain;
     2. waiting branches start, in order, while all that running branches will need soon and the newcomer's known tokens
        fit together. The first that does not fit ends the pass: nobody overtakes it. With nothing running the first
        always starts, since a request that can never fit was refused when it came.
 
-So the most important running branch always advances, and every pass either computes a token or has nothing to do.
+So the most important running branch always advances, every pass computes a token or has nothing to do, and a branch is
+stopped only for a more important one that then computes in the same pass.
 """
 
-from collections.abc import Callable, Iterable
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
 
 from kvpager.memory.layout import KVLayout
@@ -23,7 +27,8 @@ AGING_PASSES = 64  # scheduling passes in the queue that raise a branch by one p
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """``chunk``: in deterministic mode, known tokens are computed in pieces that end at multiples of it; else None."""
+    """``chunk``: in deterministic mode, prompts are computed in pieces that end at multiples of it; else None. A piece
+    is never cut, so the last one that begins within ``max_batch_tokens`` may end beyond it."""
 
     layout: KVLayout
     max_running: int
@@ -36,8 +41,10 @@ class Limits:
 class Running:
     """A running branch: tokens ``computed`` of those ``known``, of which ``prompt`` came from the client.
 
-    ``copies``: blocks it needs before it may write its begun last page. ``freeable``: asks how many blocks would
-    become available if it stopped.
+    ``copies``: blocks it needs before it may write its begun last page. ``tail`` names that page where it is shared
+    and not published: the last of its owners to write it needs no copy. ``width``: running branches it counts for,
+    itself and those that will be forked from it. ``freeable``: asks how many blocks would become available if it
+    stopped too, after the branches with these keys.
     """
 
     key: int
@@ -47,7 +54,14 @@ class Running:
     known: int
     prompt: int
     copies: int
-    freeable: Callable[[], int]
+    freeable: Callable[[Collection[int]], int]
+    tail: int | None = None
+    width: int = 1
+
+    @property
+    def is_decode(self) -> bool:
+        """One token is left to compute: the last one known, which gives the next."""
+        return self.known - self.computed == 1
 
     @property
     def importance(self) -> tuple[int, int]:
@@ -103,22 +117,23 @@ def new_blocks(layout: KVLayout, start: int, stop: int) -> int:
     return layout.num_groups * (layout.num_pages(stop) - layout.num_pages(start))
 
 
-def holding_blocks(layout: KVLayout, tokens: int) -> int:
-    """Blocks that a sequence of ``tokens`` holds: windowed groups keep the pages of their window, and the one that
-    is being written, and one more where the window's ends lie inside pages."""
+def holding_blocks(layout: KVLayout, tokens: int, piece: int = 1) -> int:
+    """Blocks that a sequence of ``tokens`` holds while it computes ``piece`` of them at once: windowed groups keep the
+    pages of their window, those being written, and one more where the window's ends lie inside pages."""
     pages = layout.num_pages(tokens)
     total = 0
     for group in layout.groups:
-        total += pages if group.window is None else min(pages, layout.num_pages(group.window) + 2)
+        kept = pages if group.window is None else layout.num_pages(group.window) + 1 + layout.num_pages(piece)
+        total += min(pages, kept)
     return total
 
 
-def tokens_that_fit(layout: KVLayout, num_blocks: int, limit: int) -> int:
-    """The longest sequence, up to ``limit`` tokens, that a pool of ``num_blocks`` can hold."""
+def tokens_that_fit(layout: KVLayout, num_blocks: int, limit: int, piece: int = 1) -> int:
+    """The longest sequence, up to ``limit`` tokens, that a pool of ``num_blocks`` can hold, computed in pieces."""
     low, high = 0, limit
     while low < high:
         middle = (low + high + 1) // 2
-        if holding_blocks(layout, middle) <= num_blocks:
+        if holding_blocks(layout, middle, piece) <= num_blocks:
             low = middle
         else:
             high = middle - 1
@@ -134,19 +149,20 @@ class _Pass:
     def __init__(self, limits: Limits, running: list[Running], available: int) -> None:
         self._limits = limits
         self._layout = limits.layout
-        self._running = running
+        self._running = running  # the most important first
         self._available = available
         self._tokens = limits.max_batch_tokens
+        self._decodes = sum(branch.is_decode for branch in running)  # neither served nor preempted yet
+        self._owners = Counter(branch.tail for branch in running if branch.tail is not None)
         self._work: dict[int, int] = {}
         self._preempted: list[int] = []
-        self._served: set[int] = set()
 
     def run(self, waiting: Iterable[Waiting]) -> Decision:
         spare = self._available - sum(self._needed_soon(branch) for branch in self._running)
-        for is_decode in (True, False):
-            for branch in self._running:
-                if (branch.known - branch.computed == 1) == is_decode and branch.key not in self._preempted:
-                    self._serve(branch)
+        for place, branch in enumerate(self._running):
+            if branch.key not in self._preempted:
+                self._decodes -= branch.is_decode
+                self._serve(branch, self._running[place + 1 :])
         admitted = [] if self._preempted else self._admit(waiting, spare)
         return Decision(tuple(self._preempted), tuple(admitted), self._work)
 
@@ -155,61 +171,89 @@ class _Pass:
         soon = holding_blocks(self._layout, branch.known + self._layout.page_size)
         return max(0, soon - holding_blocks(self._layout, branch.computed)) + branch.copies
 
-    def _serve(self, branch: Running) -> None:
-        self._served.add(branch.key)
-        count = self._next_tokens(branch.computed, branch.known, branch.prompt)
-        if count == 0:
-            return
-        while self._blocks(branch, count) > self._available:
-            shorter = self._shorten(branch, self._available)
-            if shorter:
-                count = min(count, shorter)
-                break
-            victim = self._victim()
-            if victim is None:
-                return
-            self._preempt(victim)
-        self._available -= self._blocks(branch, count)
-        self._tokens -= count
-        self._work[branch.key] = count
+    def _serve(self, branch: Running, behind: list[Running]) -> None:
+        budget = self._tokens
+        if not branch.is_decode:
+            budget = max(budget - self._decodes, min(1, budget))
+        wanted = self._next_tokens(branch.computed, branch.known, branch.prompt, budget)
+        count = self._fit(branch, wanted, self._available)
+        if wanted and not count:
+            count = self._make_room(branch, wanted, behind)
+        if count:
+            self._available -= self._blocks(branch, count)
+            self._tokens -= min(count, budget)
+            self._work[branch.key] = count
+            self._leave_tail(branch)
 
-    def _next_tokens(self, computed: int, known: int, prompt: int) -> int:
-        """Tokens to compute next, within the budget."""
+    def _next_tokens(self, computed: int, known: int, prompt: int, budget: int) -> int:
+        """Tokens to compute next, within the budget but for a piece that must not be cut."""
         chunk = self._limits.chunk
-        if chunk is None:
-            return min(known - computed, self._tokens)
-        if computed >= prompt:
-            return min(1, self._tokens)
-        count = min(prompt, (computed // chunk + 1) * chunk) - computed
-        return count if count <= self._tokens else 0
-
-    def _blocks(self, branch: Running, count: int) -> int:
-        return new_blocks(self._layout, branch.computed, branch.computed + count) + branch.copies
-
-    def _shorten(self, branch: Running, available: int) -> int:
-        """The longest piece that fits into ``available`` blocks; 0 if none does or pieces must not be cut."""
-        if self._limits.chunk is not None or available < branch.copies:
+        if budget < 1:
             return 0
-        pages = (available - branch.copies) // self._layout.num_groups
+        if chunk is None:
+            return min(known - computed, budget)
+        if computed >= prompt:
+            return min(known - computed, 1)
+        return min(prompt, (computed // chunk + 1) * chunk) - computed
+
+    def _blocks(self, branch: Running, count: int, stopped: Collection[Running] = ()) -> int:
+        """Blocks that ``count`` tokens take, once the branches ``stopped`` have gone."""
+        return new_blocks(self._layout, branch.computed, branch.computed + count) + self._copies(branch, stopped)
+
+    def _copies(self, branch: Running, stopped: Collection[Running]) -> int:
+        if branch.tail is None:
+            return branch.copies
+        owners = self._owners[branch.tail] - sum(other.tail == branch.tail for other in stopped)
+        return branch.copies if owners > 1 else 0
+
+    def _leave_tail(self, branch: Running) -> None:
+        """It stopped, or will have a copy of its own: one owner less."""
+        if branch.tail is not None:
+            self._owners[branch.tail] -= 1
+
+    def _fit(self, branch: Running, count: int, available: int, stopped: Collection[Running] = ()) -> int:
+        """As many of ``count`` tokens as ``available`` blocks allow; 0 if none, or if the piece must not be cut."""
+        if count == 0 or self._blocks(branch, count, stopped) <= available:
+            return count
+        copies = self._copies(branch, stopped)
+        if self._limits.chunk is not None or available < copies:
+            return 0
+        pages = (available - copies) // self._layout.num_groups
         return (self._layout.num_pages(branch.computed) + pages) * self._layout.page_size - branch.computed
 
-    def _victim(self) -> Running | None:
-        """The least important branch that has not been served in this pass, if possible one that frees something."""
-        last = None
-        for branch in reversed(self._running):
-            if branch.key not in self._served and branch.key not in self._preempted:
-                last = last or branch
-                if branch.freeable():
-                    return branch
-        return last
+    def _make_room(self, branch: Running, wanted: int, behind: list[Running]) -> int:
+        """Preempts some of the less important branches ``behind`` it; returns the tokens that fit then, or 0."""
+        victims: list[Running] = []
+        for each in reversed(behind):
+            if each.key not in self._preempted:
+                victims.append(each)
+                if self._fit_without(branch, wanted, victims):
+                    break
+        else:
+            return 0  # not even all of them would do
+        for each in victims[:-1]:
+            fewer = [other for other in victims if other is not each]
+            if self._fit_without(branch, wanted, fewer):
+                victims = fewer  # it would have stopped for nothing
+        count = self._fit_without(branch, wanted, victims)
+        for each in victims:
+            self._available += each.freeable(self._preempted)
+            self._preempted.append(each.key)
+            self._decodes -= each.is_decode
+            self._leave_tail(each)
+        return count
 
-    def _preempt(self, branch: Running) -> None:
-        self._available += branch.freeable()
-        self._preempted.append(branch.key)
+    def _fit_without(self, branch: Running, wanted: int, victims: list[Running]) -> int:
+        stopped = list(self._preempted)
+        available = self._available
+        for victim in victims:
+            available += victim.freeable(stopped)
+            stopped.append(victim.key)
+        return self._fit(branch, wanted, available, victims)
 
     def _admit(self, waiting: Iterable[Waiting], spare: int) -> list[Admission]:
         admitted: list[Admission] = []
-        running = len(self._running)
+        running = sum(branch.width for branch in self._running)
         for branch in waiting:
             if self._tokens < 1 or (running and running + branch.width > self._limits.max_running):
                 break
@@ -217,12 +261,13 @@ class _Pass:
             if running and cost.blocks + self._limits.min_free > min(spare, self._available):
                 break
             newcomer = self._newcomer(branch, cost)
-            count = self._first_piece(newcomer, self._available - cost.revived)
+            wanted = self._next_tokens(newcomer.computed, newcomer.known, newcomer.prompt, self._tokens)
+            count = self._fit(newcomer, wanted, self._available - cost.revived)
             if count == 0:
                 break
             admitted.append(Admission(branch.key, cost.prefix_tokens))
             self._work[branch.key] = count
-            self._tokens -= count
+            self._tokens -= min(count, self._tokens)
             taken = max(cost.blocks, cost.revived + self._blocks(newcomer, count))
             self._available -= taken
             spare -= taken
@@ -234,11 +279,5 @@ class _Pass:
         computed, layout = cost.prefix_tokens, self._layout
         copies = layout.num_groups if computed % layout.page_size else 0
         return Running(
-            branch.key, branch.rank, branch.arrival, computed, branch.known, branch.prompt, copies, lambda: 0
+            branch.key, branch.rank, branch.arrival, computed, branch.known, branch.prompt, copies, lambda _: 0
         )
-
-    def _first_piece(self, newcomer: Running, available: int) -> int:
-        count = self._next_tokens(newcomer.computed, newcomer.known, newcomer.prompt)
-        if count and self._blocks(newcomer, count) > available:
-            return min(count, self._shorten(newcomer, available))
-        return count

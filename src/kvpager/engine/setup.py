@@ -77,7 +77,7 @@ def _load(
         loaded = load_model(model, dtype=options.dtype, device=_device(options))
         return loaded.model, tokenizer or loaded.tokenizer, frozenset(loaded.eos_token_ids)
     ends = getattr(model.generation_config, "eos_token_id", None)
-    return model.eval(), tokenizer, frozenset([] if ends is None else ends if isinstance(ends, list) else [ends])
+    return model, tokenizer, frozenset([] if ends is None else ends if isinstance(ends, list) else [ends])
 
 
 def _device(options: Options) -> str:
@@ -118,7 +118,7 @@ def _longest_sequence(
     model: PreTrainedModel, layout: KVLayout, num_blocks: int, chunk: int | None, options: Options
 ) -> int:
     limits = [limit for limit in (options.max_context, max_context(model.config)) if limit is not None]
-    fits = tokens_that_fit(layout, num_blocks, min(limits, default=_NO_LIMIT))
+    fits = tokens_that_fit(layout, num_blocks, min(limits, default=_NO_LIMIT), chunk or 1)
     if fits < (chunk or 1):
         raise ConfigError(
             f"a pool of {num_blocks} blocks holds {fits} tokens of one sequence, too few to run"

@@ -112,7 +112,6 @@ class PagedPast(Cache):  # type: ignore[misc]
             )
         self._give_back()
         self.pads = pads
-        self._prompt = self._prompt[:, :]
         for prompt_row, pad in zip(self._prompt, pads.tolist(), strict=True):
             seq = self.pages.sequence(token_array(prompt_row[pad:]), scope=self.scope, max_prefix=0)
             self.sequences.append(seq)

@@ -105,8 +105,9 @@ class BlockPool:
         return (self.refcount[ids] > 1) | self.indexed[ids] | (self.pins[ids] > 0)
 
     def address(self, block: int) -> int:
-        """Byte address of a block on its device."""
-        self._check_range(np.asarray([block]))
+        """Byte address of a block on its device. Raises ConfigError for a block that the pool does not have."""
+        if not 0 <= block < self.num_blocks:
+            raise ConfigError(f"block {block} is not in the pool (0 to {self.num_blocks - 1})")
         return self.arena.address + block * self.arena.block_stride
 
     def slot_address(self, block: int, layer: int, head: int, half: int, slot: int) -> int:

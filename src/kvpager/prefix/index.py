@@ -18,7 +18,9 @@ from kvpager.errors import InvariantError
 from kvpager.prefix.hashing import page_key
 from kvpager.types import ContentKey, NodeId
 
+MAX_CANDIDATES = 32  # pages compared to find a hit inside a page
 _NONE = -1  # in the arrays only
+_FIRST_TOKEN = 12  # bytes of an edge up to its first token: the parent's number and one id
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +45,8 @@ class PrefixIndex:
         self._keys: list[ContentKey | None] = []
         self._free_nodes: list[int] = []
         self._parent: list[int] = []
-        self._first_child: list[int] = []
+        self._num_children: list[int] = []
+        self._child_by_token: dict[bytes, int] = {}  # edge prefix + first token -> the last child that begins with it
         self._next_sibling: list[int] = []
         self._previous_sibling: list[int] = []
         self._blocks: list[list[int]] = [[] for _ in range(num_groups)]
@@ -77,11 +80,14 @@ class PrefixIndex:
     def match_inside(self, parent: NodeId, tokens: bytes) -> PartialMatch | None:
         """The child of ``parent`` that shares the longest run of leading tokens with ``tokens`` (int32 bytes).
 
-        Only children without media are compared, and only those whose page has a block in every group.
+        Compared are the latest MAX_CANDIDATES children that begin with the same token, have no media, and have a block
+        in every group: a bound on the time, not on what may be shared.
         """
         best: PartialMatch | None = None
-        child = self._first_child[parent]
-        while child != _NONE:
+        child = self._child_by_token.get(self._edge_prefix[parent] + tokens[:4], _NONE)
+        for _ in range(MAX_CANDIDATES):
+            if child == _NONE:
+                break
             label = self._labels[child]
             if label is not None and len(label) == self._page_bytes and self.has_all_blocks(NodeId(child)):
                 common = _common_tokens(label, tokens)
@@ -111,7 +117,7 @@ class PrefixIndex:
         return self._labels[node]
 
     def is_leaf(self, node: NodeId) -> bool:
-        return self._first_child[node] == _NONE
+        return self._num_children[node] == 0
 
     def node_of_block(self, block: int) -> NodeId:
         node = self._node_of_block[block]
@@ -164,11 +170,13 @@ class PrefixIndex:
         if node is None:
             node = self._new_node(int(parent), label)
             self._node_by_edge[edge] = node
-            head = self._first_child[parent]
+            first = edge[:_FIRST_TOKEN]
+            head = self._child_by_token.get(first, _NONE)
             self._next_sibling[node] = head
             if head != _NONE:
                 self._previous_sibling[head] = node
-            self._first_child[parent] = node
+            self._child_by_token[first] = node
+            self._num_children[parent] += 1
         return NodeId(node)
 
     def attach(self, node: NodeId, group: int, block: int) -> None:
@@ -195,7 +203,7 @@ class PrefixIndex:
     def prune(self, node: NodeId) -> None:
         """Removes ``node`` and then its parents, as long as nothing hangs on them and nobody uses them."""
         at = int(node)
-        while self._first_child[at] == _NONE and not self.blocks_of(NodeId(at)):
+        while self._num_children[at] == 0 and not self.blocks_of(NodeId(at)):
             parent = self._parent[at]
             if parent == _NONE:
                 if self._root_users[at] == 0:
@@ -233,8 +241,9 @@ class PrefixIndex:
             node = self._free_nodes.pop()
         else:
             node = len(self._labels)
-            for column in (self._parent, self._first_child, self._next_sibling, self._previous_sibling, *self._blocks):
+            for column in (self._parent, self._next_sibling, self._previous_sibling, *self._blocks):
                 column.append(_NONE)
+            self._num_children.append(0)
             self._labels.append(None)
             self._keys.append(None)
             self._edge_prefix.append(node.to_bytes(8, "little"))
@@ -245,12 +254,16 @@ class PrefixIndex:
     def _unlink(self, node: int, parent: int) -> None:
         label = self._labels[node]
         assert label is not None
-        del self._node_by_edge[self._edge_prefix[parent] + label]
+        edge = self._edge_prefix[parent] + label
+        del self._node_by_edge[edge]
+        self._num_children[parent] -= 1
         before, after = self._previous_sibling[node], self._next_sibling[node]
-        if before == _NONE:
-            self._first_child[parent] = after
-        else:
+        if before != _NONE:
             self._next_sibling[before] = after
+        elif after != _NONE:
+            self._child_by_token[edge[:_FIRST_TOKEN]] = after
+        else:
+            del self._child_by_token[edge[:_FIRST_TOKEN]]
         if after != _NONE:
             self._previous_sibling[after] = before
         self._recycle(node)
@@ -274,12 +287,13 @@ class PrefixIndex:
                 raise InvariantError(f"edge to node {node} does not match the node")
             if self._parent[parent] == _NONE and self._keys[parent] not in self._root_by_key:
                 raise InvariantError(f"node {node} hangs under {parent}, which is gone")
-            if self._first_child[node] == _NONE and not self.blocks_of(NodeId(node)):
+            if self._num_children[node] == 0 and not self.blocks_of(NodeId(node)):
                 raise InvariantError(f"node {node} has neither blocks nor children")
             known, self._keys[node] = self._keys[node], None
             if self.key(NodeId(node)) != known and known is not None:
                 raise InvariantError(f"the key of node {node} is not the key of its content")
             self._keys[node] = known
+        self._check_children()
         entries = 0
         for group, blocks in enumerate(self._blocks):
             for node, block in enumerate(blocks):
@@ -289,6 +303,21 @@ class PrefixIndex:
                         raise InvariantError(f"node {node} names block {block}, which names another")
         if entries != self.num_entries or entries != len(self.all_blocks()):
             raise InvariantError("the number of published blocks is wrong")
+
+    def _check_children(self) -> None:
+        counted = [0] * len(self._labels)
+        for edge in self._node_by_edge:
+            counted[int.from_bytes(edge[:8], "little")] += 1
+        linked = 0
+        for first, head in self._child_by_token.items():
+            child = head
+            while child != _NONE:
+                label = self._labels[child]
+                if label is None or self._edge_prefix[self._parent[child]] + label[:4] != first:
+                    raise InvariantError(f"node {child} is listed among children that begin otherwise")
+                linked, child = linked + 1, self._next_sibling[child]
+        if linked != len(self._node_by_edge) or counted != self._num_children:
+            raise InvariantError("the numbers of children are wrong")
 
 
 def _common_tokens(one: bytes, other: bytes) -> int:

@@ -84,4 +84,4 @@ class Programme:
 
 
 FULL = Programme(PROMPTS, max_tokens=96, pool_tokens=1408)
-QUICK = Programme(PROMPTS[:8], max_tokens=24, pool_tokens=768)
+QUICK = Programme(PROMPTS[:8], max_tokens=24, pool_tokens=576)
