@@ -1,4 +1,4 @@
-"""STAMP: the K and V rows of position p in layer l are SHA-256( l | "K" or "V" | t0 .. tp ), repeated to the row's length.
+"""STAMP: the K and V rows of position p in layer l are SHA-256( l | "K" or "V" | t0 .. tp ), repeated as a pattern.
 
 A row names everything it may depend on, so a wrong, stale or mixed block shows as soon as its bytes are read. Rows are
 compared as bytes: many patterns are NaN as numbers, and NaN is never equal to itself.

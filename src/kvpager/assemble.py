@@ -46,7 +46,8 @@ def open_cache(
     cache/reclaim.py; by default there is no background reclaim, since dropping a page early gains nothing while there
     is no lower tier to write it to. ``match_inside_pages``: prefix hits may end inside a page. ``fingerprint``: names
     the model's weights, part of every content key. ``rewind``: tokens a sequence computed that ``truncate`` may take
-    back after a sliding window has moved on. ``debug``: freed blocks are overwritten with NaN. ``arena`` replaces the device's memory.
+    back after a sliding window has moved on. ``debug``: freed blocks are overwritten with NaN. ``arena`` replaces the
+    device's memory.
 
     Raises ConfigError where the capacity holds no block, or for an unknown eviction policy.
     """

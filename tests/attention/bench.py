@@ -9,13 +9,13 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
+from tests.attention.oracle import attention
 from torch import Tensor
 
 from kvpager import PagedCache
 from kvpager.attention import AttentionBackend, LayerOptions
 from kvpager.cache.sequence import Sequence
 from kvpager.tiers.rows import TORCH_DTYPE
-from tests.attention.oracle import attention
 
 TOLERANCE = {"float32": 1e-5, "bfloat16": 2e-2, "float16": 5e-3}
 
@@ -101,7 +101,9 @@ class Bench:
             found = out[rows].double().numpy()
             assert np.isfinite(found).all(), f"layer {layer}, positions {start} to {stop}: not finite"
             error = np.abs(found - expected).max() / np.abs(expected).max()
-            assert error <= TOLERANCE[self.layout.dtype], f"layer {layer}, positions {start} to {stop}: error {error:.2e}"
+            assert error <= TOLERANCE[self.layout.dtype], (
+                f"layer {layer}, positions {start} to {stop}: error {error:.2e}"
+            )
 
 
 def fill_arena(cache: PagedCache, byte: int) -> None:

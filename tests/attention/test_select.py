@@ -35,7 +35,7 @@ def test_a_backend_is_taken_by_name() -> None:
 
 
 def test_an_unknown_name_is_refused_and_the_known_ones_are_named() -> None:
-    with pytest.raises(ConfigError, match="unknown attention backend 'flesh'; choose 'auto' or one of .*reference"):
+    with pytest.raises(ConfigError, match=r"unknown attention backend 'flesh'; choose 'auto' or one of .*reference"):
         select(LAYOUT, "flesh")
 
 
@@ -54,7 +54,9 @@ def test_where_nothing_works_every_reason_is_given(monkeypatch: pytest.MonkeyPat
 
 
 def test_a_backend_may_refuse_a_layout_and_take_another(monkeypatch: pytest.MonkeyPatch) -> None:
-    picky = module._Entry(ReferenceBackend, lambda layout: "" if layout is None or layout.page_size == 16 else "page size")
+    picky = module._Entry(
+        ReferenceBackend, lambda layout: "" if layout is None or layout.page_size == 16 else "page size"
+    )
     monkeypatch.setattr(module, "_BACKENDS", {"picky": picky})
     assert select(KVLayout(1, 1, 8, page_size=16)).name == "reference"
     with pytest.raises(ConfigError, match="picky: page size"):

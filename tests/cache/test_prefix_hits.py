@@ -3,11 +3,11 @@
 import hashlib
 
 import pytest
+from tests.cache.caches import MIXED, WINDOWED, opened, published_blocks
+from tests.stamp import T, block_counts, prefill, run_step
 
 from kvpager import Media, OutOfBlocks, Scope
 from kvpager.types import FaultKind
-from tests.cache.caches import MIXED, WINDOWED, opened, published_blocks
-from tests.stamp import T, block_counts, prefill, run_step
 
 DIGEST = hashlib.sha256(b"image").digest()
 

@@ -1,10 +1,10 @@
 """Making blocks free: by watermark in the background, exactly as many as lacking in a call, leaves first."""
 
 import pytest
-
-from kvpager import ConfigError, OutOfBlocks, Watermarks, open_cache
 from tests.cache.caches import LAYOUT, MIXED, WINDOWED, opened
 from tests.stamp import T, block_counts, prefill, run_step
+
+from kvpager import ConfigError, OutOfBlocks, Watermarks, open_cache
 
 
 @pytest.mark.parametrize("marks", [(1, 0, 2), (0, 3, 2), (-1, 0, 0), (2, 1, 0)])
@@ -94,5 +94,5 @@ def test_the_last_used_prefix_stays_longest() -> None:
 
 
 def test_an_unknown_policy_is_refused_and_the_known_ones_are_named() -> None:
-    with pytest.raises(ConfigError, match="choose one of.*lru"):
+    with pytest.raises(ConfigError, match=r"choose one of.*lru"):
         open_cache(LAYOUT, num_blocks=4, eviction="mru")

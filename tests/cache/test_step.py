@@ -2,11 +2,11 @@
 
 import numpy as np
 import pytest
+from tests.cache.caches import MIXED, opened, published_blocks
+from tests.stamp import T, block_counts, prefill, run_step
 
 from kvpager import ConfigError, OutOfBlocks
 from kvpager.memory.block import BlockState
-from tests.cache.caches import MIXED, opened, published_blocks
-from tests.stamp import T, block_counts, prefill, run_step
 
 
 class Broken(Exception):
@@ -192,7 +192,7 @@ def test_a_sequence_in_an_open_step_can_not_be_forked_cut_or_written() -> None:
         stamp.verify(seq.fork())
 
 
-# ------------------------------------------------------------------------------------------------------ overlapping steps
+# --------------------------------------------------------------------------------------------------- overlapping steps
 
 
 def test_steps_overlap_and_each_writes_behind_the_other() -> None:
@@ -249,9 +249,10 @@ def test_when_an_outer_step_fails_the_inner_one_goes_with_it() -> None:
     with opened() as stamp:
         seq = prefill(stamp, T(1, 5))
         seq.append(T(50, 61))
-        with pytest.raises(Broken), stamp.cache.step({seq: 6}):
-            with stamp.cache.step({seq: 6}) as second:
-                stamp.fill(second)
+        first, second = stamp.cache.step({seq: 6}), stamp.cache.step({seq: 6})
+        with second:
+            stamp.fill(second)
+        with pytest.raises(Broken), first:
             raise Broken
         assert seq.length == 5
         stamp.cache.check()

@@ -19,7 +19,9 @@ sys.meta_path.insert(0, NoTorch())
 WORK = """
 from kvpager import KVLayout, LayerSpec, OutOfBlocks, open_cache
 
-for layout in (KVLayout(2, 2, 8, page_size=4), KVLayout.mixed([LayerSpec(1, 8), LayerSpec(1, 8, window=8)], page_size=4)):
+full = KVLayout(2, 2, 8, page_size=4)
+mixed = KVLayout.mixed([LayerSpec(1, 8), LayerSpec(1, 8, window=8)], page_size=4)
+for layout in (full, mixed):
     with open_cache(layout, num_blocks=16, max_capacity=32 * layout.block_stride, rewind=9) as cache:
         seq = cache.sequence(range(1, 15))
         with cache.step({seq: 14}):

@@ -3,14 +3,12 @@
 import itertools
 
 import pytest
-
-from kvpager import ConfigError, KVLayout, LayerSpec
 from tests.cache.caches import MIXED, WINDOWED, opened
 from tests.stamp import T, block_counts, prefill, run_step
 
-TWO_WINDOWS = KVLayout.mixed(
-    [LayerSpec(1, 4, window=5), LayerSpec(1, 4, window=13)], dtype="bfloat16", page_size=4
-)
+from kvpager import ConfigError, KVLayout, LayerSpec
+
+TWO_WINDOWS = KVLayout.mixed([LayerSpec(1, 4, window=5), LayerSpec(1, 4, window=13)], dtype="bfloat16", page_size=4)
 
 
 def test_pages_behind_the_window_are_given_back_while_the_sequence_runs() -> None:

@@ -3,9 +3,9 @@
 import hashlib
 
 import pytest
+from tests.stamp import Stamp, T, block_bytes, block_counts, run_step
 
 from kvpager import KVLayout, PagedCache, open_cache
-from tests.stamp import Stamp, T, block_bytes, block_counts, run_step
 
 LAYOUT = KVLayout(layers=2, kv_heads=2, head_dim=8, dtype="bfloat16", page_size=16)
 A = T(1, 40)
@@ -14,7 +14,9 @@ A = T(1, 40)
 def checksums(cache: PagedCache) -> dict[bytes, str]:
     """Content key -> checksum of the block, for everything in the index."""
     nodes = {block: cache.index.node_of_block(int(block)) for block in cache.index.all_blocks().tolist()}
-    return {cache.index.key(node): hashlib.sha256(block_bytes(cache, block)).hexdigest() for block, node in nodes.items()}
+    return {
+        cache.index.key(node): hashlib.sha256(block_bytes(cache, block)).hexdigest() for block, node in nodes.items()
+    }
 
 
 def generate(stamp: Stamp, prompt: list[int], new: list[int]) -> tuple[list[int], int]:

@@ -1,7 +1,8 @@
 """Open case O-12, library part: adapter or weights changed under the same name."""
 
-from kvpager import KVLayout, Scope, open_cache
 from tests.stamp import Stamp, T, block_counts, prefill, run_step
+
+from kvpager import KVLayout, Scope, open_cache
 
 LAYOUT = KVLayout(layers=1, kv_heads=1, head_dim=4, dtype="float32", page_size=16)
 P = T(1, 48)

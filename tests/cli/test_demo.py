@@ -97,7 +97,7 @@ def test_the_figures() -> None:
     for text in (
         "tiny, 8 requests",
         "2.5 s     12.0 tokens/s",
-        "1/8 requests finished",
+        "1/8 finished",
         "3 sequences run   4 wait",
         "4 used (2 shared) + 1 cached + 1 free",
         "demand 11   minor 12   major 0   copy on write 13",

@@ -9,12 +9,12 @@ from contextlib import contextmanager
 import numpy as np
 import pytest
 import torch
+from tests.attention.bench import Bench, Extras, fill_arena
+from tests.stamp import T
 
 from kvpager import ConfigError, KVLayout, LayerSpec, open_cache
 from kvpager.attention import AttentionBackend
 from kvpager.tiers.rows import layer_view
-from tests.attention.bench import Bench, Extras, fill_arena
-from tests.stamp import T
 
 LENGTHS = [1, 3, 4, 5, 7, 8, 9, 16, 17, 31, 32, 33]
 

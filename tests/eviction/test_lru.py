@@ -4,9 +4,9 @@ import random
 from collections import OrderedDict
 
 import pytest
+from tests.contracts.eviction_policy import EvictionPolicyContract, ids, order
 
 from kvpager.eviction.lru import LRU
-from tests.contracts.eviction_policy import EvictionPolicyContract, ids, order
 
 
 class TestLRU(EvictionPolicyContract):

@@ -45,7 +45,7 @@ def cached(pool: BlockPool, count: int) -> np.ndarray:
     return blocks
 
 
-# ------------------------------------------------------------------------------------------------ giving out, giving back
+# --------------------------------------------------------------------------------------------- giving out, giving back
 
 
 def test_a_new_pool_is_free(pool: BlockPool) -> None:
@@ -123,7 +123,7 @@ def test_released_blocks_come_back_in_the_order_given(pool: BlockPool) -> None:
     assert released.freed.tolist() == [3, 1]
 
 
-# ------------------------------------------------------------------------------------------------------------------- holds
+# --------------------------------------------------------------------------------------------------------------- holds
 
 
 def test_a_held_block_is_moving_until_the_last_hold_goes(pool: BlockPool) -> None:
@@ -183,7 +183,7 @@ def test_unpublishing_a_moving_block_lets_it_settle_as_free(pool: BlockPool) -> 
     pool.check()
 
 
-# ------------------------------------------------------------------------------------------------------ what may be written
+# ------------------------------------------------------------------------------------------------- what may be written
 
 
 def test_shared_published_and_held_blocks_are_write_protected_and_private_ones_are_not(pool: BlockPool) -> None:
@@ -197,7 +197,7 @@ def test_shared_published_and_held_blocks_are_write_protected_and_private_ones_a
     assert pool.is_write_protected(ids(private, shared, held)).tolist() == [False, False, False]
 
 
-# ---------------------------------------------------------------------------------------------------------- wrong batches
+# ------------------------------------------------------------------------------------------------------- wrong batches
 
 
 def test_a_double_free_is_refused_whole(pool: BlockPool) -> None:
@@ -284,7 +284,7 @@ def test_a_batch_of_many_is_searched_for_repetitions(pool: BlockPool) -> None:
     pool.check()
 
 
-# --------------------------------------------------------------------------------------------------------- size and moves
+# ------------------------------------------------------------------------------------------------------ size and moves
 
 
 def test_growing_adds_free_blocks(pool: BlockPool) -> None:
@@ -346,7 +346,9 @@ def test_a_moved_block_keeps_counts_state_and_bytes(pool: BlockPool) -> None:
     assert len(blocks) == 8
 
 
-@pytest.mark.parametrize(("sources", "targets"), [((1,), (2,)), ((1,), (1,)), ((3,), (7,))], ids=["taken", "same", "held"])
+@pytest.mark.parametrize(
+    ("sources", "targets"), [((1,), (2,)), ((1,), (1,)), ((3,), (7,))], ids=["taken", "same", "held"]
+)
 def test_blocks_move_from_unheld_to_free_ones_only(pool: BlockPool, sources: tuple[int], targets: tuple[int]) -> None:
     pool.allocate(4)
     pool.pin(ids(3))
@@ -358,7 +360,7 @@ def test_blocks_move_from_unheld_to_free_ones_only(pool: BlockPool, sources: tup
     pool.check()
 
 
-# -------------------------------------------------------------------------------------------------- addresses and memory
+# ------------------------------------------------------------------------------------------------ addresses and memory
 
 
 def test_addresses_are_aligned_and_a_stride_apart(pool: BlockPool) -> None:
@@ -407,7 +409,7 @@ def test_with_poison_a_write_to_freed_memory_is_found_when_the_block_is_given_ou
     assert books(pool) == before
 
 
-# ------------------------------------------------------------------------------------------------------- check finds lies
+# ---------------------------------------------------------------------------------------------------- check finds lies
 
 
 @pytest.mark.parametrize(
@@ -430,7 +432,7 @@ def test_check_finds_a_book_that_lies(pool: BlockPool, lie: object, reason: str)
         pool.check()
 
 
-# --------------------------------------------------------------------------------------------------------- against a model
+# ----------------------------------------------------------------------------------------------------- against a model
 
 
 @pytest.mark.parametrize("seed", range(4))

@@ -132,7 +132,9 @@ def test_the_rows_of_a_block_lie_side_by_side_without_gap_or_overlap(
 
 
 @given(st.lists(st.tuples(st.sampled_from([None, 4, 8]), st.sampled_from([1, 2])), min_size=1, max_size=24))
-def test_groups_hold_every_layer_once_and_groups_of_one_shape_have_equal_bytes(shapes: list[tuple[int | None, int]]) -> None:
+def test_groups_hold_every_layer_once_and_groups_of_one_shape_have_equal_bytes(
+    shapes: list[tuple[int | None, int]],
+) -> None:
     layout = KVLayout.mixed([LayerSpec(heads, 4, window) for window, heads in shapes])
     assert sorted(layer for group in layout.groups for layer in group.layers) == list(range(len(shapes)))
     for heads in (1, 2):

@@ -229,7 +229,7 @@ def test_a_table_is_a_dict_of_pages(operations: list[tuple[str, int, int]]) -> N
             table = table.copy()
         table.check(num_blocks=max(fresh, 1))
         assert table.mapped_blocks().tolist() == [model[p] for p in sorted(model)]
-        for probe in range(0, 52):
+        for probe in range(52):
             found = table.translate(4 * probe + 3)
             assert found.is_mapped == (probe in model)
             assert not found.is_mapped or (found.block, found.offset) == (model[probe], 3)

@@ -8,6 +8,8 @@ from collections.abc import Callable
 
 import numpy as np
 import pytest
+from tests.properties.test_long_run import EPISODE
+from tests.properties.world import SETTINGS, World
 
 from kvpager.cache import paged_cache
 from kvpager.cache.paged_cache import PagedCache
@@ -18,8 +20,6 @@ from kvpager.memory.arena import HostArena
 from kvpager.memory.block_pool import BlockPool, Released
 from kvpager.memory.page_table import PageTable
 from kvpager.prefix.index import PrefixIndex
-from tests.properties.test_long_run import EPISODE
-from tests.properties.world import SETTINGS, World
 
 Patch = pytest.MonkeyPatch
 

@@ -299,8 +299,7 @@ class World:
             step = self.cache.step({model.seq: count for model, count in zip(members, counts, strict=True)})
         except OutOfBlocks as error:
             assert self.cache.pool.counts() == before, "a refused step changed the pool"
-            assert error.needed > error.free + error.reclaimable, f"refused without need: {error}"
-            self.happened["out of blocks"] += 1
+            self._check_need(error)
             return
         pages = [self.layout.num_pages(stop) for stop in step.batch.stops.tolist()]
         tables = [[table[:n].copy() for table, n in zip(group, pages, strict=True)] for group in step.batch.tables]
@@ -314,6 +313,10 @@ class World:
         assert step.batch.starts.tolist() == [model.reserved - n for model, n in zip(members, counts, strict=True)]
         self.open_steps.append(opened)
         self.happened["overlapping steps"] += len(self.open_steps) > 1
+
+    def _check_need(self, error: OutOfBlocks) -> None:
+        assert error.needed > error.free + error.reclaimable, f"refused without need: {error}"
+        self.happened["out of blocks"] += 1
 
     def leave_step(self, integer: Integer) -> None:
         """Leaves any open step, which does its writing now; one in six fails half-way, its rows rubbish."""
@@ -418,8 +421,7 @@ class World:
             model.seq.write(start, *self._tensors(rows))
         except OutOfBlocks as error:
             assert self.cache.pool.counts() == before or stop > len(model.rows), "a refused write changed the pool"
-            assert error.needed > error.free + error.reclaimable, f"refused without need: {error}"
-            self.happened["out of blocks"] += 1
+            self._check_need(error)
         except ConfigError:
             assert self.cache.pool.counts() == before
             self.happened["refused writes"] += 1
@@ -462,4 +464,3 @@ class World:
             self.cache.set_fingerprint(str(self.weights).encode())
         assert self.cache.index.num_entries == 0
         assert self.cache.pool.counts().cached == 0
-

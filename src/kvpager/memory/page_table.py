@@ -89,7 +89,7 @@ class PageTable:
         self._tiers[page] = TierKind.DEVICE
 
     def unmap(self, start: int, stop: int) -> np.ndarray:
-        """Unmaps pages ``start .. stop-1`` and returns their blocks in page order. Shortens the table if they end it."""
+        """Unmaps pages ``start .. stop-1``, returns their blocks in page order, shortens a table they end."""
         stop = min(stop, self._num_pages)
         if start >= stop:
             return np.empty(0, np.int32)

@@ -72,10 +72,10 @@ def _progress(frame: Frame) -> RenderableType:
     line.add_row(
         ProgressBar(total=max(1, frame.expected), completed=frame.finished),
         Text.assemble(
-            (f"{frame.finished}/{frame.expected} requests finished", "green"),
+            (f"{frame.finished}/{frame.expected} finished", "green"),
             f"   {frame.running} sequences run",
             f"   {frame.waiting} wait",
-            f"   {tokens} tokens written",
+            f"   {tokens} tokens",
         ),
     )
     return line
@@ -111,9 +111,9 @@ def _legend(plain: bool) -> Text:
     return Text.assemble(
         " ",
         ("A ", f"black on {_colour(0)}"),
-        " one request's  ",
+        " one request  ",
         ("3 ", "bold black on white"),
-        f" shared by 3 sequences ({_MOST_SHARED}: or more)  ",
+        f" shared by 3 ({_MOST_SHARED}: or more)  ",
         _cell(Cell(BlockState.CACHED), plain),
         " cached, findable  ",
         _cell(Cell(BlockState.FREE), plain),
@@ -144,7 +144,7 @@ def _figures(frame: Frame) -> RenderableType:
 
 
 def _texts(requests: Sequence[RequestView], width: int) -> RenderableType:
-    """The requests that run and have said most recently least: those in the middle of their answers."""
+    """The latest text of some requests: those that run, and if few do, those that finished last."""
     table = Table.grid(padding=(0, 1), expand=True)
     table.add_column(width=2, no_wrap=True)
     table.add_column(width=9, no_wrap=True, justify="right", style="grey70")
