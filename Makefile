@@ -5,6 +5,9 @@ TORCH ?= torch==2.13.0
 BENCH ?= bookkeeping
 PYTEST_ARGS ?=
 
+# Threads that wait for work sleep instead of spinning: on shared cores spinning costs several times the step itself.
+export OMP_WAIT_POLICY ?= passive
+
 RUN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 

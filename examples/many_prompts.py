@@ -13,7 +13,7 @@ QUESTIONS = ["What is a page table?", "What is a block?", "Who may share a block
 
 def main(model: str = "smollm2") -> None:
     with Engine(model, capacity="64MiB", max_running=3) as engine:
-        prompts = [CONTEXT + question for question in QUESTIONS]
+        prompts = [f"{CONTEXT}\nQuestion: {question}\nAnswer:" for question in QUESTIONS]
         for done in engine.generate(prompts, Sampling(max_tokens=24)):
             print(f"{QUESTIONS[done.index]}  [{done.prefix_tokens} of {done.prompt_tokens} prompt tokens found]")
             print(f"  {' '.join(done.text.split())}\n")
