@@ -5,6 +5,7 @@ import sys
 from pathlib import Path
 
 import pytest
+
 from tests.cli.tiny_model import save_tiny_model
 
 EXAMPLES = Path(__file__).parents[1] / "examples"

@@ -9,13 +9,13 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
-from tests.attention.oracle import attention
 from torch import Tensor
 
 from kvpager import PagedCache
 from kvpager.attention import AttentionBackend, LayerOptions
 from kvpager.cache.sequence import Sequence
 from kvpager.tiers.rows import TORCH_DTYPE
+from tests.attention.oracle import attention
 
 TOLERANCE = {"float32": 1e-5, "bfloat16": 2e-2, "float16": 5e-3}
 

@@ -1,14 +1,14 @@
 """Each backend through the contract of all."""
 
 import torch
-from tests.attention.bench import Bench
-from tests.contracts.attention_backend import AttentionBackendContract
-from tests.stamp import T
 
 from kvpager import KVLayout, open_cache
 from kvpager.attention import AttentionBackend, reference
 from kvpager.attention.reference import ReferenceBackend
 from kvpager.attention.torch_batched import TorchBackend
+from tests.attention.bench import Bench
+from tests.contracts.attention_backend import AttentionBackendContract
+from tests.stamp import T
 
 
 class TestReference(AttentionBackendContract):

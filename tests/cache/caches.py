@@ -3,9 +3,8 @@
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from tests.stamp import Stamp
-
 from kvpager import KVLayout, LayerSpec, PagedCache, open_cache
+from tests.stamp import Stamp
 
 LAYOUT = KVLayout(layers=2, kv_heads=2, head_dim=4, dtype="bfloat16", page_size=4)
 WINDOWED = KVLayout(layers=2, kv_heads=2, head_dim=4, dtype="bfloat16", page_size=4, window=8)

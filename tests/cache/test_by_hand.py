@@ -2,11 +2,11 @@
 
 import pytest
 import torch
-from tests.cache.caches import LAYOUT, MIXED, opened, published_blocks
-from tests.stamp import Stamp, T, block_counts, prefill
 
 from kvpager import ConfigError, KVLayout, LayerSpec, OutOfBlocks
 from kvpager.types import FaultKind
+from tests.cache.caches import LAYOUT, MIXED, opened, published_blocks
+from tests.stamp import Stamp, T, block_counts, prefill
 
 
 def bits(rows: torch.Tensor) -> list[int]:

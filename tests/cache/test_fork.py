@@ -1,10 +1,10 @@
 """Fork shares every page; the first write to a shared page copies it, and the last owner writes in place."""
 
 import pytest
-from tests.cache.caches import MIXED, opened
-from tests.stamp import Stamp, T, block_counts, prefill, run_step
 
 from kvpager.types import FaultKind
+from tests.cache.caches import MIXED, opened
+from tests.stamp import Stamp, T, block_counts, prefill, run_step
 
 
 def copies(stamp: Stamp) -> int:

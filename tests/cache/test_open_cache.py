@@ -1,11 +1,11 @@
 """open_cache: sizes in, a cache or a clear error out."""
 
 import pytest
-from tests.cache.caches import LAYOUT, opened
-from tests.stamp import T, prefill
 
 from kvpager import ConfigError, KVLayout, open_cache
 from kvpager.memory.arena import HostArena
+from tests.cache.caches import LAYOUT, opened
+from tests.stamp import T, prefill
 
 
 @pytest.mark.parametrize(("capacity", "blocks"), [("64 KiB", 512), (128 * 10, 10), (128 * 10 + 127, 10), ("128 B", 1)])

@@ -3,11 +3,11 @@
 import hashlib
 
 import pytest
-from tests.cache.caches import MIXED, WINDOWED, opened, published_blocks
-from tests.stamp import T, block_counts, prefill, run_step
 
 from kvpager import Media, OutOfBlocks, Scope
 from kvpager.types import FaultKind
+from tests.cache.caches import MIXED, WINDOWED, opened, published_blocks
+from tests.stamp import T, block_counts, prefill, run_step
 
 DIGEST = hashlib.sha256(b"image").digest()
 
@@ -229,6 +229,7 @@ def test_num_live_blocks_counts_what_running_sequences_hold_of_a_match() -> None
         prefill(stamp, [*T(1, 8), *T(50, 55)]).free()
         match = stamp.cache.lookup([*T(1, 8), *T(50, 53), 99])
         assert match.num_tokens == 12
+        assert stamp.cache.num_revived_blocks(match) == 1
         assert stamp.cache.num_live_blocks(match) == 2
         running.free()
         assert stamp.cache.num_live_blocks(stamp.cache.lookup([*T(1, 8), *T(50, 53), 99])) == 0

@@ -1,10 +1,10 @@
 """Making blocks free: by watermark in the background, exactly as many as lacking in a call, leaves first."""
 
 import pytest
-from tests.cache.caches import LAYOUT, MIXED, WINDOWED, opened
-from tests.stamp import T, block_counts, prefill, run_step
 
 from kvpager import ConfigError, OutOfBlocks, Watermarks, open_cache
+from tests.cache.caches import LAYOUT, MIXED, WINDOWED, opened
+from tests.stamp import T, block_counts, prefill, run_step
 
 
 @pytest.mark.parametrize("marks", [(1, 0, 2), (0, 3, 2), (-1, 0, 0), (2, 1, 0)])

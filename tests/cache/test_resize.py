@@ -3,10 +3,10 @@
 import random
 
 import pytest
-from tests.cache.caches import LAYOUT, MIXED, opened, published_blocks
-from tests.stamp import T, block_counts, prefill, run_step
 
 from kvpager import ConfigError, OutOfBlocks
+from tests.cache.caches import LAYOUT, MIXED, opened, published_blocks
+from tests.stamp import T, block_counts, prefill, run_step
 
 ROOM = {"max_capacity": 64 * LAYOUT.block_stride}
 

@@ -5,12 +5,12 @@ from array import array
 import numpy as np
 import pytest
 import torch
-from tests.cache.caches import LAYOUT, opened
-from tests.stamp import Stamp, T, block_counts, prefill, run_step
 
 from kvpager import ConfigError, KVLayout, Scope, open_cache
 from kvpager.cache.sequence import token_array
 from kvpager.types import TierKind
+from tests.cache.caches import LAYOUT, opened
+from tests.stamp import Stamp, T, block_counts, prefill, run_step
 
 
 def test_a_new_sequence_knows_its_tokens_and_holds_no_block() -> None:

@@ -3,11 +3,11 @@
 import random
 
 import pytest
-from tests.cache.caches import LAYOUT, MIXED, opened
-from tests.stamp import T, block_counts, prefill, run_step
 
 from kvpager import OutOfBlocks
 from kvpager.types import FaultKind, TierKind
+from tests.cache.caches import LAYOUT, MIXED, opened
+from tests.stamp import T, block_counts, prefill, run_step
 
 
 class FakeClock:

@@ -2,11 +2,11 @@
 
 import numpy as np
 import pytest
-from tests.cache.caches import MIXED, opened, published_blocks
-from tests.stamp import T, block_counts, prefill, run_step
 
 from kvpager import ConfigError, OutOfBlocks
 from kvpager.memory.block import BlockState
+from tests.cache.caches import MIXED, opened, published_blocks
+from tests.stamp import T, block_counts, prefill, run_step
 
 
 class Broken(Exception):

@@ -3,10 +3,10 @@
 import itertools
 
 import pytest
-from tests.cache.caches import MIXED, WINDOWED, opened
-from tests.stamp import T, block_counts, prefill, run_step
 
 from kvpager import ConfigError, KVLayout, LayerSpec
+from tests.cache.caches import MIXED, WINDOWED, opened
+from tests.stamp import T, block_counts, prefill, run_step
 
 TWO_WINDOWS = KVLayout.mixed([LayerSpec(1, 4, window=5), LayerSpec(1, 4, window=13)], dtype="bfloat16", page_size=4)
 

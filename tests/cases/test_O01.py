@@ -1,10 +1,10 @@
 """Open case O-01: a reused block loses its old name."""
 
 import numpy as np
-from tests.stamp import Stamp, T, block_counts, prefill
 
 from kvpager import KVLayout, open_cache
 from kvpager.prefix.hashing import Scope, page_key, root_key
+from tests.stamp import Stamp, T, block_counts, prefill
 
 LAYOUT = KVLayout(layers=1, kv_heads=1, head_dim=4, dtype="float32", page_size=4)
 ROUNDS = 1000

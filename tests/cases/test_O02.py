@@ -5,10 +5,10 @@ import threading
 import time
 
 import pytest
-from tests.stamp import Stamp, T, block_counts
 
 from kvpager import KVLayout, OutOfBlocks, open_cache
 from kvpager.cache.step import Step
+from tests.stamp import Stamp, T, block_counts
 
 LAYOUT = KVLayout(layers=1, kv_heads=1, head_dim=4, dtype="float32", page_size=16)
 ROUNDS = 500

@@ -6,10 +6,10 @@ from contextlib import contextmanager
 
 import numpy as np
 import torch
-from tests.attention.oracle import attention as oracle
-from tests.stamp import Stamp, T, prefill
 
 from kvpager import KVLayout, PagedCache, Sequence, attention, open_cache
+from tests.attention.oracle import attention as oracle
+from tests.stamp import Stamp, T, prefill
 
 
 @contextmanager

@@ -4,11 +4,11 @@ import itertools
 
 import numpy as np
 import pytest
-from tests.attention.bench import Bench, fill_arena
-from tests.stamp import Stamp, T, block_counts
 
 from kvpager import KVLayout, open_cache
 from kvpager.attention import backends, select
+from tests.attention.bench import Bench, fill_arena
+from tests.stamp import Stamp, T, block_counts
 
 LENGTHS = [1, 3, 4, 5, 7, 8, 9, 16, 17, 31, 32, 33]
 NAMES = [each.name for each in backends() if each.is_available]

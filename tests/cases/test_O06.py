@@ -2,11 +2,11 @@
 
 import pytest
 import torch
-from tests.attention.bench import Bench, fill_arena
-from tests.stamp import T
 
 from kvpager import KVLayout, open_cache
 from kvpager.attention import backends, select
+from tests.attention.bench import Bench, fill_arena
+from tests.stamp import T
 
 LAYOUT = KVLayout(layers=2, kv_heads=2, head_dim=8, dtype="float32", page_size=16)
 NAMES = [each.name for each in backends() if each.is_available]

@@ -3,11 +3,11 @@
 import itertools
 
 import pytest
-from tests.stamp import Stamp, T, block_counts, prefill
 
 from kvpager import KVLayout, LayerSpec, Sequence, open_cache
 from kvpager.cache.step import Step
 from kvpager.tiers.rows import layer_view
+from tests.stamp import Stamp, T, block_counts, prefill
 
 WINDOWED = KVLayout(layers=2, kv_heads=1, head_dim=4, dtype="float32", page_size=4, window=8)
 MIXED = KVLayout.mixed([LayerSpec(1, 4), LayerSpec(1, 4, window=8)], dtype="float32", page_size=4)

@@ -3,9 +3,9 @@
 import hashlib
 
 import pytest
-from tests.stamp import Stamp, T, block_bytes, block_counts, run_step
 
 from kvpager import KVLayout, PagedCache, open_cache
+from tests.stamp import Stamp, T, block_bytes, block_counts, run_step
 
 LAYOUT = KVLayout(layers=2, kv_heads=2, head_dim=8, dtype="bfloat16", page_size=16)
 A = T(1, 40)

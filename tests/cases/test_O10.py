@@ -3,11 +3,11 @@
 import random
 
 import pytest
-from tests.stamp import Stamp, block_counts, prefill
 
 from kvpager import KVLayout, open_cache
 from kvpager.prefix import hashing
 from kvpager.prefix.hashing import digest_fields
+from tests.stamp import Stamp, block_counts, prefill
 
 LAYOUT = KVLayout(layers=1, kv_heads=1, head_dim=4, dtype="float32", page_size=16)
 

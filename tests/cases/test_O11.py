@@ -3,9 +3,9 @@
 import hashlib
 
 import pytest
-from tests.stamp import Stamp, T, block_counts, prefill
 
 from kvpager import KVLayout, Media, PagedCache, Scope, open_cache
+from tests.stamp import Stamp, T, block_counts, prefill
 
 LAYOUT = KVLayout(layers=1, kv_heads=1, head_dim=4, dtype="float32", page_size=16)
 PROMPT = T(1, 48)

@@ -1,8 +1,7 @@
 """Open case O-12, library part: adapter or weights changed under the same name."""
 
-from tests.stamp import Stamp, T, block_counts, prefill, run_step
-
 from kvpager import KVLayout, Scope, open_cache
+from tests.stamp import Stamp, T, block_counts, prefill, run_step
 
 LAYOUT = KVLayout(layers=1, kv_heads=1, head_dim=4, dtype="float32", page_size=16)
 P = T(1, 48)

@@ -1,9 +1,9 @@
 """Open case O-13, library part: the whole prompt is cached."""
 
 import pytest
-from tests.stamp import Stamp, T, block_counts, run_step
 
 from kvpager import KVLayout, open_cache
+from tests.stamp import Stamp, T, block_counts, run_step
 
 LAYOUT = KVLayout(layers=1, kv_heads=2, head_dim=4, dtype="bfloat16", page_size=16)
 

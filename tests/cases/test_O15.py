@@ -3,9 +3,9 @@
 import random
 
 import pytest
-from tests.stamp import Stamp, T, block_counts, prefill, run_step
 
 from kvpager import KVLayout, open_cache
+from tests.stamp import Stamp, T, block_counts, prefill, run_step
 
 LAYOUT = KVLayout(layers=1, kv_heads=1, head_dim=4, dtype="float32", page_size=4)
 CHURN = 10_000

@@ -6,9 +6,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-from tests.cli.tiny_model import save_tiny_model
 
 from kvpager.cli.main import main
+from tests.cli.tiny_model import save_tiny_model
 
 
 @pytest.fixture(scope="session")

@@ -10,7 +10,6 @@ from pathlib import Path
 
 import pytest
 from rich.console import Console
-from tests.cli.tiny_model import tiny_model, tiny_tokenizer
 
 from kvpager.cli.demo.command import num_blocks
 from kvpager.cli.demo.comparison import Asked, Comparison, Pool, is_fuller
@@ -24,6 +23,7 @@ from kvpager.config import Options
 from kvpager.engine import Engine
 from kvpager.memory.block import BlockState
 from kvpager.types import FaultKind
+from tests.cli.tiny_model import tiny_model, tiny_tokenizer
 
 Call = Callable[..., object]
 FREE, CACHED = Cell(BlockState.FREE), Cell(BlockState.CACHED)

@@ -9,12 +9,12 @@ from contextlib import contextmanager
 import numpy as np
 import pytest
 import torch
-from tests.attention.bench import Bench, Extras, fill_arena
-from tests.stamp import T
 
 from kvpager import ConfigError, KVLayout, LayerSpec, open_cache
-from kvpager.attention import AttentionBackend
+from kvpager.attention import AttentionBackend, LayerOptions
 from kvpager.tiers.rows import layer_view
+from tests.attention.bench import Bench, Extras, fill_arena
+from tests.stamp import T
 
 LENGTHS = [1, 3, 4, 5, 7, 8, 9, 16, 17, 31, 32, 33]
 
@@ -84,6 +84,23 @@ class AttentionBackendContract:
             seq = bench.cache.sequence(T(1, 30))
             for count in (11, 1, 1, 4):
                 bench.step({seq: count})
+
+    @pytest.mark.parametrize(
+        "extras",
+        [Extras(scale=0.7), Extras(softcap=1.5), Extras(sinks=(0.0, -30.0, 3.0, 2.0)), Extras(0.7, 5.0, (1.0,) * 4)],
+        ids=str,
+    )
+    @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+    @pytest.mark.parametrize("window", [None, 6])
+    def test_scale_softcap_and_sinks_when_many_decode_at_once(
+        self, extras: Extras, dtype: str, window: int | None
+    ) -> None:
+        layout = KVLayout(layers=1, kv_heads=2, head_dim=8, dtype=dtype, page_size=4, window=window)
+        with self.bench(layout, 4, extras, num_blocks=200) as bench:
+            seqs = [bench.cache.sequence(T(1000 * at, 1000 * at + 25)) for at in range(12)]
+            bench.step({seq: at + 1 for at, seq in enumerate(seqs)})
+            for _ in range(3):
+                bench.step(dict.fromkeys(seqs, 1))
 
     def test_full_and_windowed_layers_of_different_head_shapes(self) -> None:
         specs = [LayerSpec(2, 8), LayerSpec(2, 8, window=5), LayerSpec(1, 16), LayerSpec(2, 8, window=5)]
@@ -191,6 +208,17 @@ class AttentionBackendContract:
                     plan.run(**{**good, **change})
                 assert cache.arena.blocks.tobytes() == before
                 assert torch.equal(plan.run(**good), torch.ones(6, 4, 8))
+
+    def test_sinks_of_a_wrong_shape_are_refused_before_anything_is_written(self) -> None:
+        layout = KVLayout(layers=1, kv_heads=2, head_dim=8, dtype="float32", page_size=4)
+        rows = (torch.ones(6, 4, 8), torch.ones(6, 2, 8), torch.ones(6, 2, 8))
+        with open_cache(layout, num_blocks=4) as cache, cache.step({cache.sequence(T(1, 6)): 6}) as step:
+            plan = self.make().plan(step.batch, cache.arena)
+            before = cache.arena.blocks.tobytes()
+            with pytest.raises(ConfigError, match="one per query head"):
+                plan.run(0, *rows, LayerOptions(sinks=torch.zeros(2)))
+            assert cache.arena.blocks.tobytes() == before
+            assert plan.run(0, *rows, LayerOptions(sinks=torch.zeros(4))).isfinite().all()
 
     def test_queries_may_have_another_dtype_than_the_cache(self) -> None:
         layout = KVLayout(layers=1, kv_heads=1, head_dim=8, dtype="bfloat16", page_size=4)

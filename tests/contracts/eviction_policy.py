@@ -7,10 +7,10 @@ import random
 
 import numpy as np
 import pytest
-from tests.stamp import Stamp, T, block_counts, prefill
 
 from kvpager import InvariantError, KVLayout, open_cache
 from kvpager.eviction.policy import EvictionPolicy
+from tests.stamp import Stamp, T, block_counts, prefill
 
 
 def ids(*blocks: int) -> np.ndarray:

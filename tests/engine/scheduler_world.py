@@ -67,7 +67,9 @@ class Twig:
 
 
 class World:
-    def __init__(self, limits: Limits, num_blocks: int, jobs: list[Job], choose: Callable[..., Decision] = decide) -> None:
+    def __init__(
+        self, limits: Limits, num_blocks: int, jobs: list[Job], choose: Callable[..., Decision] = decide
+    ) -> None:
         assert limits.layout.num_groups == 1
         self.limits = limits
         self.page = limits.layout.page_size

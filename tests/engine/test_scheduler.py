@@ -168,7 +168,12 @@ def test_the_last_in_importance_sits_out_rather_than_stop_those_before_it() -> N
 
 def test_a_branch_for_which_all_behind_it_would_not_do_stops_nobody() -> None:
     """Canonical pieces can't be cut: 4 blocks are needed, and all the others would give 2."""
-    now = [running(1, 20, 21, prompt=10), running(2, 0, 64), running(3, 20, 21, prompt=10), running(4, 20, 21, prompt=10)]
+    now = [
+        running(1, 20, 21, prompt=10),
+        running(2, 0, 64),
+        running(3, 20, 21, prompt=10),
+        running(4, 20, 21, prompt=10),
+    ]
     assert decide(CANONICAL, now, [], 1) == Decision((), (), {1: 1, 3: 1, 4: 1})
     assert decide(CANONICAL, now, [], 2) == Decision((4, 3), (), {1: 1, 2: 64})  # control: together they would
 
@@ -191,7 +196,7 @@ def test_the_last_owner_of_a_shared_page_needs_no_copy() -> None:
     twins = [running(key, 20, 21, copies=1, tail=7) for key in (1, 2, 3)]
     assert decide(LIMITS, twins, [], 2).work == {1: 1, 2: 1, 3: 1}
     published = [running(key, 20, 21, copies=1) for key in (1, 2, 3)]
-    assert decide(LIMITS, published, [], 2) .work == {1: 1, 2: 1}  # control: each needs a block of its own
+    assert decide(LIMITS, published, [], 2).work == {1: 1, 2: 1}  # control: each needs a block of its own
 
 
 def test_a_fork_is_stopped_where_that_alone_saves_the_copy() -> None:
@@ -210,7 +215,15 @@ def test_as_few_as_make_room_are_preempted() -> None:
 
 @pytest.mark.parametrize(
     ("computed", "prompt", "known", "count"),
-    [(0, 200, 200, 64), (64, 200, 200, 64), (192, 200, 200, 8), (0, 10, 10, 10), (0, 64, 80, 64), (64, 64, 80, 1), (79, 64, 80, 1)],
+    [
+        (0, 200, 200, 64),
+        (64, 200, 200, 64),
+        (192, 200, 200, 8),
+        (0, 10, 10, 10),
+        (0, 64, 80, 64),
+        (64, 64, 80, 1),
+        (79, 64, 80, 1),
+    ],
 )
 def test_pieces_end_at_canonical_borders_and_answers_are_computed_one_by_one(
     computed: int, prompt: int, known: int, count: int
@@ -311,7 +324,12 @@ def test_a_lookup_is_made_only_for_those_that_might_start() -> None:
 
 
 def test_waiting_raises_the_rank_by_one_every_so_many_passes() -> None:
-    assert [effective_rank(3, waited) for waited in (0, AGING_PASSES - 1, AGING_PASSES, 5 * AGING_PASSES)] == [3, 3, 4, 8]
+    assert [effective_rank(3, waited) for waited in (0, AGING_PASSES - 1, AGING_PASSES, 5 * AGING_PASSES)] == [
+        3,
+        3,
+        4,
+        8,
+    ]
 
 
 def test_a_decision_is_pure() -> None:

@@ -4,9 +4,10 @@ import random
 from collections import OrderedDict
 
 import pytest
-from tests.contracts.eviction_policy import EvictionPolicyContract, ids, order
 
+from kvpager import InvariantError
 from kvpager.eviction.lru import LRU
+from tests.contracts.eviction_policy import EvictionPolicyContract, ids, order
 
 
 class TestLRU(EvictionPolicyContract):
@@ -31,6 +32,13 @@ class TestLRU(EvictionPolicyContract):
             policy.remove(ids(2, 1, 0))
         assert policy._logged <= 2 * 4 + 1024 + 3
         assert sum(len(blocks) for blocks, _ in policy._log) == policy._logged
+
+    def test_check_finds_a_log_that_lost_a_block(self) -> None:
+        policy = self.make(8)
+        policy.add(ids(1, 2))
+        policy._log.clear()
+        with pytest.raises(InvariantError, match="log lost a cached block"):
+            policy.check(ids(1, 2))
 
     @pytest.mark.parametrize("seed", range(5))
     def test_the_order_is_that_of_an_ordered_dict(self, seed: int) -> None:

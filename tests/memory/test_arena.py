@@ -4,12 +4,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from tests.contracts.arena import STRIDE, ArenaContract, ids
-from tests.stamp import Stamp, T, prefill
 
 from kvpager import ConfigError, KVLayout, open_cache
 from kvpager.memory.arena import Arena, HostArena
 from kvpager.tiers.device import TorchArena, make_arena
+from tests.contracts.arena import STRIDE, ArenaContract, ids
+from tests.stamp import Stamp, T, prefill
 
 
 def resident_bytes() -> int:

@@ -7,7 +7,7 @@ import pytest
 
 from kvpager import InvariantError
 from kvpager.prefix.hashing import Scope, page_key, root_key
-from kvpager.prefix.index import PrefixIndex
+from kvpager.prefix.index import MAX_CANDIDATES, PrefixIndex
 from kvpager.types import NodeId
 
 PAGE = 4
@@ -76,6 +76,26 @@ def test_tokens_that_agree_in_some_bytes_only_are_not_equal_tokens(index: Prefix
     found = index.match_inside(root, label(0x0101, 0x0102, 3))
     assert found is not None
     assert found.num_tokens == 1
+
+
+def test_among_more_children_than_are_compared_a_partial_match_is_still_right() -> None:
+    """The bound is one on time: what is found may be shorter than the best, never other content."""
+    many = 5 * MAX_CANDIDATES
+    index = PrefixIndex(num_blocks=many + 1, num_groups=1, page_size=PAGE)
+    root = index.enter_root(ROOT_KEYS[0])
+    for number in range(many):
+        chain(index, root, [label(7, number, 0, 0)], [number])
+    (other,) = chain(index, root, [label(8, 0, 0, 0)], [many])
+    latest = index.match_inside(root, label(7, many - 1, 0))
+    assert latest is not None
+    assert latest.num_tokens == 3
+    oldest = index.match_inside(root, label(7, 0, 0))
+    assert oldest is not None
+    assert oldest.num_tokens in (1, 3)
+    assert index.match_inside(root, label(9)) is None
+    found = index.match_inside(root, label(8, 0, 1))
+    assert found is not None
+    assert (found.node, found.num_tokens) == (other, 2)
 
 
 def test_a_page_with_media_is_never_matched_inside(index: PrefixIndex) -> None:
@@ -179,6 +199,11 @@ def test_moved_blocks_keep_their_content_and_a_smaller_index_keeps_what_is_below
     assert index.all_blocks().tolist() == [0, 1, 19]
 
 
+def _rename(children: dict[bytes, int]) -> None:
+    key, node = children.popitem()
+    children[key[:-1] + b"x"] = node
+
+
 @pytest.mark.parametrize(
     ("lie", "reason"),
     [
@@ -188,6 +213,9 @@ def test_moved_blocks_keep_their_content_and_a_smaller_index_keeps_what_is_below
         (lambda index, node: index._blocks[0].__setitem__(node, -1), "neither blocks nor children"),
         (lambda index, node: setattr(index, "num_entries", 5), "number of published blocks"),
         (lambda index, node: index._root_by_key.clear(), "which is gone"),
+        (lambda index, node: index._num_children.__setitem__(0, 2), "numbers of children"),
+        (lambda index, node: index._child_by_token.clear(), "numbers of children"),
+        (lambda index, node: _rename(index._child_by_token), "begin otherwise"),
     ],
 )
 def test_check_finds_an_index_that_lies(index: PrefixIndex, lie: object, reason: str) -> None:

@@ -8,6 +8,7 @@ import os
 import random
 
 import pytest
+
 from tests.properties.world import SETTINGS, World
 
 EPISODE = 400  # operations; short, so that a failure is short to replay

@@ -4,6 +4,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, precondition, rule, run_state_machine_as_test
+
 from tests.properties.world import SETTINGS, World
 
 
@@ -80,6 +81,6 @@ def test_no_sequence_of_operations_contradicts_the_model(setting: str) -> None:
     run_state_machine_as_test(
         machine,
         settings=settings(
-            max_examples=50, stateful_step_count=40, deadline=None, suppress_health_check=list(HealthCheck)
+            max_examples=30, stateful_step_count=40, deadline=None, suppress_health_check=list(HealthCheck)
         ),
     )

@@ -8,8 +8,6 @@ from collections.abc import Callable
 
 import numpy as np
 import pytest
-from tests.properties.test_long_run import EPISODE
-from tests.properties.world import SETTINGS, World
 
 from kvpager.cache import paged_cache
 from kvpager.cache.paged_cache import PagedCache
@@ -20,6 +18,8 @@ from kvpager.memory.arena import HostArena
 from kvpager.memory.block_pool import BlockPool, Released
 from kvpager.memory.page_table import PageTable
 from kvpager.prefix.index import PrefixIndex
+from tests.properties.test_long_run import EPISODE
+from tests.properties.world import SETTINGS, World
 
 Patch = pytest.MonkeyPatch
 
@@ -231,4 +231,4 @@ def test_a_mistake_is_found(mistake: Callable[[Patch], None], monkeypatch: Patch
 
 
 def test_without_a_mistake_nothing_is_found() -> None:
-    assert operations_until_found(EVERYWHERE, limit=3_000) is None
+    assert operations_until_found(EVERYWHERE, limit=1_000) is None

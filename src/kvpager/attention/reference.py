@@ -46,7 +46,7 @@ class ReferencePlan:
         ]
 
     def run(self, layer: int, q: Tensor, k: Tensor, v: Tensor, options: LayerOptions = DEFAULT_OPTIONS) -> Tensor:
-        check_packed(self._batch, layer, q, k, v)
+        check_packed(self._batch, layer, q, k, v, options)
         place = self._layout.places[layer]
         view = layer_view(self._arena, self._layout, layer)
         self._write(view, place.group, k, v)
@@ -150,7 +150,7 @@ def hidden_keys(
     return hidden if window is None else hidden | (key <= query - window)
 
 
-def check_packed(batch: StepBatch, layer: int, q: Tensor, k: Tensor, v: Tensor) -> None:
+def check_packed(batch: StepBatch, layer: int, q: Tensor, k: Tensor, v: Tensor, options: LayerOptions) -> None:
     """Raises ConfigError unless q, k and v are what the batch and the layout say."""
     layout = batch.layout
     if not 0 <= layer < layout.layers:
@@ -171,3 +171,5 @@ def check_packed(batch: StepBatch, layer: int, q: Tensor, k: Tensor, v: Tensor) 
             f"q has shape {tuple(q.shape)}, expected [tokens, query_heads, head_dim] with {tokens} tokens, "
             f"a multiple of {group.kv_heads} heads and head_dim {group.head_dim}"
         )
+    if options.sinks is not None and tuple(options.sinks.shape) != (q.shape[1],):
+        raise ConfigError(f"sinks have shape {tuple(options.sinks.shape)}, expected one per query head ({q.shape[1]},)")

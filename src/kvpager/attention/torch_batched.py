@@ -60,7 +60,7 @@ class TorchPlan(ReferencePlan):
         ]
 
     def run(self, layer: int, q: Tensor, k: Tensor, v: Tensor, options: LayerOptions = DEFAULT_OPTIONS) -> Tensor:
-        check_packed(self._batch, layer, q, k, v)
+        check_packed(self._batch, layer, q, k, v, options)
         group = self._layout.places[layer].group
         view = layer_view(self._arena, self._layout, layer)
         self._write(view, group, k, v)

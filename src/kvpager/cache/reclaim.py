@@ -89,10 +89,6 @@ class Reclaimer:
         if free < self.watermarks.low:
             self._background += self._drop(min(self.watermarks.high - free, self.num_reclaimable))
 
-    def drop_all(self) -> int:
-        """Drops every cached page; returns the number of blocks freed."""
-        return self._drop(self.num_reclaimable)
-
     def _drop(self, wanted: int) -> int:
         dropped = 0
         look_ahead = wanted

@@ -266,8 +266,8 @@ class Engine:
     def step(self) -> list[TokenEvent]:
         """Decides, computes one step and returns the tokens it gave. Does nothing where nothing is queued.
 
-        If the model raises, the requests of that step end with an error and the exception goes on; everything else
-        stays usable.
+        If the model raises, the choices that were being computed end with an error and the exception goes on;
+        everything else stays usable.
         """
         self._check_open()
         begin = perf_counter()
