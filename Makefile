@@ -32,7 +32,7 @@ demo: model ## real prompts on a real model in a small pool, live
 	$(RUN)/kvpager demo
 
 test: model ## all tests but the heavy ones, under ten minutes on two cores
-	$(RUN)/python -m pytest -q -m "not heavy" $(PYTEST_ARGS)
+	OMP_NUM_THREADS=1 $(RUN)/python -m pytest -q -n auto --maxprocesses 8 --dist worksteal -m "not heavy" $(PYTEST_ARGS)
 
 test-heavy: model ## the long runs, by hand before a release
 	$(RUN)/python -m pytest -q -m heavy $(PYTEST_ARGS)

@@ -1,7 +1,7 @@
 """TM and REF of the open cases: a tiny Llama made from a config, and what plain Hugging Face generation says of it.
 
-REF counts only for prompts whose two best logits differ by more than MARGIN at every step, so that rounding can't decide
-a case; ``sharp_prompt`` draws until it has one.
+REF counts only for prompts whose two best logits differ by more than MARGIN at every step, so that rounding can't
+decide a case; ``sharp_prompt`` draws until it has one.
 """
 
 import random

@@ -31,7 +31,11 @@ def test_pages_are_the_tokens_rounded_up() -> None:
             block_counts(stamp.cache)
 
 
-@pytest.mark.parametrize("make", [list, tuple, iter, np.array, torch.tensor, lambda ids: array("i", ids)], ids=str)
+@pytest.mark.parametrize(
+    "make",
+    [list, tuple, iter, np.array, torch.tensor, lambda ids: array("i", ids)],
+    ids=["list", "tuple", "iterator", "numpy", "torch", "array"],
+)
 def test_token_ids_come_in_any_form(make: object) -> None:
     assert token_array(make([1, 2, 2**31 - 1])).tolist() == [1, 2, 2**31 - 1]
     with opened() as stamp:

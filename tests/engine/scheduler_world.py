@@ -1,4 +1,4 @@
-"""A world without torch around ``decide``: branches that grow, share pages, fork and are stopped, over a pool of numbers.
+"""A world without torch around ``decide``: branches grow, share pages, fork and are stopped, over a pool of numbers.
 
 It carries out each decision exactly, counts every block by its owners, and raises as soon as a promise of
 engine/scheduler.py is broken. Contents are not simulated beyond what matters for sharing: two prompts of one *family*

@@ -14,7 +14,7 @@ from transformers import Gemma2Config, Gemma2ForCausalLM, MistralConfig, Mistral
 
 from kvpager.cache.step import StepBatch
 from kvpager.engine import Engine, EngineStatistics, FinishReason, Request, Sampling
-from kvpager.errors import RequestError
+from kvpager.errors import ConfigError, RequestError
 from kvpager.prefix.hashing import Scope
 from tests.engine.engines import assert_idle, checked_step, force_preemption
 from tests.tiny_model import tiny_model
@@ -145,8 +145,8 @@ def run_random(kind: str, seed: int) -> EngineStatistics:
 @pytest.mark.parametrize("kind", ["full", "window", "mixed"])
 def test_random_work_ends_right_with_all_books_in_order(kind: str) -> None:
     seen = [run_random(kind, seed) for seed in range(8)]
-    assert sum(each.prefix_tokens for each in seen) > 1000  # controls: there were hits, and pressure
-    assert sum(each.preemptions for each in seen) > 50
+    assert sum(each.prefix_tokens for each in seen) > 200  # controls: there were hits, and pressure
+    assert sum(each.preemptions for each in seen) > 20
 
 
 @pytest.mark.parametrize("kind", ["window", "mixed"])
@@ -157,8 +157,8 @@ def test_a_windowed_model_runs_in_the_smallest_pool_that_the_engine_accepts(kind
         for num_blocks in range(1, 16):
             try:
                 engine = Engine(model_of(kind), num_blocks=num_blocks, deterministic=deterministic)
-            except ValueError as error:
-                assert "too few to run" in str(error)
+            except ConfigError:
+                assert not accepted  # too few to run; from some number on it is accepted
                 continue
             accepted += 1
             with engine:
@@ -178,9 +178,9 @@ def test_a_windowed_model_runs_in_the_smallest_pool_that_the_engine_accepts(kind
 
 
 def test_a_deterministic_hit_ends_at_a_canonical_border_even_if_a_window_lost_pages() -> None:
-    """Cut to 128 tokens, a hit needs the window's pages 6 and 7. Without 6, and with 4 and 5, it would end at 96."""
+    """A hit of 144 tokens, cut to 128, needs the window's pages 6 and 7. Without 6, but with 4 and 5, it ends at 96."""
     generator = random.Random(0)
-    prompt = [generator.randrange(512) for _ in range(190)]
+    prompt = [generator.randrange(512) for _ in range(200)]
     with Engine(model_of("mixed"), num_blocks=100, deterministic=True) as engine:
         engine.runner.forward = cheap_forward  # type: ignore[method-assign]
         windowed = next(g for g, group in enumerate(engine.layout.groups) if group.window is not None)
@@ -193,12 +193,14 @@ def test_a_deterministic_hit_ends_at_a_canonical_border_even_if_a_window_lost_pa
 
         assert prefix_of(prompt) == 0
         index, match = engine.cache.index, engine.cache.lookup(prompt)
-        assert len(match.nodes) == 128 // 16
+        assert len(match.nodes) == 192 // 16
         for node in match.nodes[:7]:
             block = index.block(node, windowed)
             assert block is not None
             assert engine.cache._reclaimer._evict(block) == 1  # the window moved on; pressure took its old pages
         assert prefix_of([*prompt[:100], *prompt[:50]]) == 0  # brings pages 4 and 5 back, but not 6
         assert [index.block(node, windowed) is not None for node in match.nodes[4:8]] == [True, True, False, True]
-        assert prefix_of(prompt) == 64
+        assert engine.cache.lookup(prompt[:150]).num_tokens == 144
+        assert engine.cache.lookup(prompt[:150], max_prefix=128).num_tokens == 96
+        assert prefix_of(prompt[:150]) == 64
         assert_idle(engine)

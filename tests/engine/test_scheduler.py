@@ -476,6 +476,10 @@ def _rude(limits: Limits, running: list[Running], waiting: object, available: in
 )
 def test_the_world_notices_a_broken_scheduler(broken: Callable[..., Decision], complaint: str) -> None:
     world = World(LIMITS, 8, [Job(0, family, 30, 20) for family in range(6)], broken)
-    with pytest.raises(AssertionError, match=complaint):
+
+    def run_it() -> None:
         for _ in range(200):
             world.run_pass()
+
+    with pytest.raises(AssertionError, match=complaint):
+        run_it()

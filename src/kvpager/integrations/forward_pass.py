@@ -23,7 +23,7 @@ from kvpager.integrations.left_padding import read_pads, read_tokens
 from kvpager.integrations.paged_past import PagedPast
 from kvpager.memory.layout import KVLayout
 
-PAST_NAMES = ("cache", "past_key_values")  # transformers from 5.23 on, and before
+PAST_NAMES = ("cache", "past_key_values")  # what transformers calls it now, and what it was called before
 _HARMLESS = {"labels", "logits_to_keep", "output_hidden_states", "output_router_logits", "return_dict"}
 _READ_HERE = {"input_ids", "attention_mask", "position_ids", "use_cache", "output_attentions", *PAST_NAMES}
 
@@ -65,25 +65,33 @@ class ForwardPass:
     ) -> None:
         """Checks the arguments and opens the step. Raises ConfigError or OutOfBlocks with nothing changed."""
         ids = read_tokens(arguments.get("input_ids"), vocabulary)
+        rows_before = past.num_rows
         past.fit_rows(len(ids))
+        self._past = past
         self._columns = ids.shape[1]
-        past.correct_pads(_pads_of(past, arguments.get("attention_mask"), self._columns))
-        positions = past.positions(self._columns)
-        _check_positions(arguments.get("position_ids"), positions)
-        past.check_prompt(ids)
+        try:
+            past.correct_pads(_pads_of(past, arguments.get("attention_mask"), self._columns))
+            positions = past.positions(self._columns)
+            _check_positions(arguments.get("position_ids"), positions)
+            past.check_prompt(ids)
+            self._step = _open_step(past, ids, positions >= 0)
+        except BaseException:
+            past.merge_rows(rows_before)
+            raise
         device = arguments["input_ids"].device
         self.arguments = arguments | {"position_ids": torch.as_tensor(positions.clip(0), device=device)}
-        self._past = past
-        self._step = _open_step(past, ids, positions >= 0)
         self._contexts = ExitStack()
         try:
-            plan = backend.plan(self._step.batch, past.pages.arena)
-            self._call = PaddedCall(past.pages.layout, plan, positions >= 0, device)
-            self._contexts.enter_context(attending(self._call))
-            self._contexts.enter_context(torch.no_grad())  # pages keep values, not gradients
+            self._enter(backend, positions >= 0, device)
         except BaseException:
             self.close(succeeded=False)
             raise
+
+    def _enter(self, backend: AttentionBackend, is_token: np.ndarray, device: torch.device) -> None:
+        plan = backend.plan(self._step.batch, self._past.pages.arena)
+        self._call = PaddedCall(self._past.pages.layout, plan, is_token, device)
+        self._contexts.enter_context(attending(self._call))
+        self._contexts.enter_context(torch.no_grad())  # pages keep values, not gradients
 
     def close(self, succeeded: bool) -> None:
         """Ends the step: its tokens count if the pass succeeded, else nothing of it is kept.
@@ -120,8 +128,8 @@ def _check_positions(position_ids: object, positions: np.ndarray) -> None:
     if wrong.any():
         row, column = np.argwhere(wrong)[0].tolist()
         raise ConfigError(
-            f"position_ids say {given[row, column]} where row {row} continues at position {positions[row, column]}: pages "
-            "hold consecutive positions from 0 on. Leave position_ids out, or give the same attention_mask to open()"
+            f"position_ids say {given[row, column]} where row {row} is at position {positions[row, column]}: pages "
+            "hold consecutive positions from 0 on. Leave position_ids out, or give open() the same attention_mask"
         )
 
 
@@ -143,7 +151,7 @@ def _forget_token_ids(past: PagedPast) -> None:
 
 
 def named_arguments(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
-    """The arguments of a call of the model by name, without those that are None; its past under the model's own name."""
+    """The arguments of a call of the model by name, without those that are None; the past as the model calls it."""
     names = list(inspect.signature(model.forward).parameters)
     named = {**dict(zip(names, args, strict=False)), **kwargs}
     past_name = next(name for name in PAST_NAMES if name in names)
@@ -164,5 +172,5 @@ def check_arguments(arguments: dict[str, Any]) -> None:
     unknown = sorted(set(arguments) - _HARMLESS - _READ_HERE)
     if unknown:
         raise ConfigError(
-            f"{', '.join(unknown)}: not an argument that pages know, so it may change what they hold; leave it out"
+            f"{', '.join(unknown)}: may change what a token's K and V are, so pages can't honour it; leave it out"
         )

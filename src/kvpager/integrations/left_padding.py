@@ -15,7 +15,7 @@ from kvpager.errors import ConfigError
 
 
 def read_tokens(input_ids: object, vocabulary: int) -> np.ndarray:
-    """Token ids as int32 [rows, columns]. Raises ConfigError for a wrong shape or type, or ids outside 0..vocabulary-1."""
+    """Token ids as int32 [rows, columns]. Raises ConfigError for a wrong shape or type, or ids out of the vocabulary."""
     if not isinstance(input_ids, Tensor) or input_ids.dim() != 2 or input_ids.numel() == 0:
         shape = f"of shape {tuple(input_ids.shape)}" if isinstance(input_ids, Tensor) else type(input_ids).__name__
         raise ConfigError(f"input_ids must be a tensor [rows, columns] with at least one token, not {shape}")
@@ -37,9 +37,7 @@ def read_pads(attention_mask: object, rows: int, columns: int) -> np.ndarray:
         return np.zeros(rows, np.int64)
     if not isinstance(attention_mask, Tensor) or attention_mask.dim() != 2:
         shape = tuple(attention_mask.shape) if isinstance(attention_mask, Tensor) else type(attention_mask).__name__
-        raise ConfigError(
-            f"attention_mask must be [rows, columns] of 0 and 1, not {shape}: masks per query have no pages"
-        )
+        raise ConfigError(f"attention_mask must be [rows, columns] of 0 and 1, not {shape}: pages know no other masks")
     mask = attention_mask.detach().cpu().numpy()
     if mask.shape != (rows, columns):
         raise ConfigError(
@@ -52,16 +50,15 @@ def read_pads(attention_mask: object, rows: int, columns: int) -> np.ndarray:
     broken = np.flatnonzero((is_token[:, :-1] & ~is_token[:, 1:]).any(axis=1))
     if len(broken):
         raise ConfigError(
-            f"attention_mask hides columns after a token in row {broken[0]}: pad on the left, without holes"
+            f"attention_mask hides a column after a token of row {broken[0]}; pad on the left, without holes"
         )
     return np.asarray(columns - is_token.sum(axis=1), np.int64)
 
 
 def guess_pads(ids: np.ndarray, pad_token: int | None) -> np.ndarray:
-    """[rows] columns of padding of a batch that came without a mask: runs of the pad token that only some rows start with.
+    """[rows] columns of padding in a batch that came without a mask, as far as its pad tokens tell.
 
-    What all rows start with is content, since the longest row of a batch has no padding (a pad token that is also the
-    first token of every prompt).
+    The longest row of a batch has none, so what all rows start with is content (a pad token that begins every prompt).
     """
     if pad_token is None or len(ids) == 1:
         return np.zeros(len(ids), np.int64)

@@ -14,6 +14,7 @@ from array import array
 from collections.abc import Callable
 
 import numpy as np
+import torch
 from torch import Tensor
 from transformers import Cache
 
@@ -72,8 +73,7 @@ class PagedPast(Cache):  # type: ignore[misc]
             found = columns
             for prompt, pad in zip(prompts, self.pads.tolist(), strict=True):
                 if columns > pad:
-                    wanted = prompt[: columns - pad + 1]
-                    found = min(found, pad + self.pages.lookup(wanted, self.scope).num_tokens)
+                    found = min(found, pad + self.pages.lookup(prompt, self.scope, columns - pad).num_tokens)
             if found == columns:
                 break
             columns = found  # windows: where a long match is possible, a shorter one need not be, so look again
@@ -90,7 +90,7 @@ class PagedPast(Cache):  # type: ignore[misc]
         return np.arange(self.columns, self.columns + count)[None, :] - self.pads[:, None]
 
     def fit_rows(self, rows: int) -> None:
-        """Multiplies the rows to ``rows`` by forking (beams, several answers per prompt); only before the first pass."""
+        """Multiplies the rows by forking (beams, several answers per prompt); only before the first pass."""
         self.check_open()
         if rows == self.num_rows:
             return
@@ -99,6 +99,11 @@ class PagedPast(Cache):  # type: ignore[misc]
                 f"the batch has {rows} rows, but the pages were opened for {self.num_rows}; open them for this batch"
             )
         self.batch_repeat_interleave(rows // self.num_rows)
+
+    def merge_rows(self, rows: int) -> None:
+        """Takes ``fit_rows`` back, where the pass it was for did not come about."""
+        if rows != self.num_rows:
+            self._select(list(range(0, self.num_rows, self.num_rows // rows)))
 
     def correct_pads(self, pads: np.ndarray) -> None:
         """Takes the padding that the forward pass shows; it must be what ``open`` was told, or had to guess."""
@@ -125,8 +130,8 @@ class PagedPast(Cache):  # type: ignore[misc]
         if wrong.any():
             row, column = np.argwhere(wrong)[0].tolist()
             raise ConfigError(
-                f"row {row} has token {ids[row, column]} in column {self.columns + column}, but {expected[row, column]} "
-                "in the prompt the pages were opened with; open them for this prompt"
+                f"column {self.columns + column} of row {row} is token {ids[row, column]}, but the pages were opened for "
+                f"a prompt with {expected[row, column]} there; open them for this prompt"
             )
 
     def advance(self, count: int) -> None:
@@ -213,8 +218,8 @@ class PagedPast(Cache):  # type: ignore[misc]
             first_kept = int(self.pages.rows.first_page[number, seq.row])
             if first_visible_page(length, group.window, layout.page_size) < first_kept:
                 raise ConfigError(
-                    f"can't take back {seq.length - length} tokens: the window of {group.window} tokens has moved on and "
-                    "its pages were given back; attach the model with a larger rewind"
+                    f"can't take back {seq.length - length} tokens: the window of {group.window} tokens has moved on "
+                    "and its pages were given back; attach the model with a larger rewind"
                 )
 
     def reorder_cache(self, beam_idx: Tensor) -> None:
@@ -223,12 +228,8 @@ class PagedPast(Cache):  # type: ignore[misc]
 
     def batch_select_indices(self, indices: Tensor) -> None:
         """Keeps the rows ``indices``: numbers, or a mask."""
-        kept = indices.tolist()
-        self._select(
-            [row for row, keep in enumerate(kept) if keep]
-            if indices.dtype.is_floating_point is False and str(indices.dtype) == "torch.bool"
-            else kept
-        )
+        rows = indices.nonzero().flatten() if indices.dtype == torch.bool else indices
+        self._select([int(row) for row in rows.tolist()])
 
     def batch_repeat_interleave(self, repeats: int) -> None:
         """Every row becomes ``repeats`` rows, side by side."""

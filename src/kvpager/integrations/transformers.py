@@ -77,7 +77,7 @@ def _check_model(model: object) -> None:
         raise ConfigError(f"attach() takes a transformers model, not {type(model).__name__}; unwrap it first")
     if not type(model.base_model).__module__.startswith("transformers.models."):
         raise UnsupportedModel(
-            f"{type(model.base_model).__name__} is not one of transformers' own models: what its code does was never compared"
+            f"{type(model.base_model).__name__} is not one of transformers' own models; its outputs were never compared"
         )
     if model.config._attn_implementation == NAME:
         raise ConfigError("this model is attached already (or run by an engine); close that first")
@@ -127,7 +127,7 @@ class AttachedModel:
         return past
 
     def _pad_token(self) -> int | None:
-        for config in (self.model.generation_config, self.model.config):
+        for config in (getattr(self.model, "generation_config", None), self.model.config):
             pad = getattr(config, "pad_token_id", None)
             if isinstance(pad, int):
                 return pad
@@ -153,13 +153,13 @@ class AttachedModel:
         past = next((arguments[name] for name in PAST_NAMES if name in arguments), None)
         if not isinstance(past, PagedPast):
             raise ConfigError(
-                "this model is attached to pages: give past_key_values=paged.open(input_ids) to the model or to generate(), "
-                "or close the attachment"
+                "this model is attached to pages: give past_key_values=paged.open(input_ids) to the model or to "
+                "generate(), or close the attachment"
             )
         if past not in self._pasts:
             past.check_open()
             raise ConfigError("these pages were opened for another model; open them with this one")
-        check_arguments(arguments)
+        check_arguments({"output_attentions": self.model.config.output_attentions} | arguments)
         self._pass = ForwardPass(model, self._backend, past, arguments, self._vocabulary)
         return (), self._pass.arguments
 
