@@ -1,185 +1,59 @@
 """Deterministic mode: every row of logits and every byte of K and V as in a run alone, whatever happens around it."""
 
+import json
+import os
 import random
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass, field
-from typing import Any
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
-import torch
-from torch import Tensor
 
-from kvpager.engine import Engine, Request, Sampling
-from kvpager.engine.request import Branch
-from tests.engine.engines import assert_idle, checked_step, drive, force_preemption, wrapped
+from kvpager.engine import Engine, Sampling
+from tests.engine.determinism import NEW, Recorder, Rows, Seen, run_forks, run_schedules, solos
+from tests.engine.engines import checked_step, drive
 from tests.tiny_model import is_sharp, random_tokens, ref, threads, tiny_model
 
-SCHEDULES = 200
-NEW = 12
-LENGTHS = (3, 20, 63, 64, 65, 100, 128, 130, 150, 200)
-
-Rows = dict[int, bytes]  # known tokens -> the bits of the logits that chose the next one
+SCHEDULES = 200  # half of them with each number of threads
+ROOT = Path(__file__).parents[2]
 
 
-@dataclass
-class Solo:
-    """A prompt and what comes of it when it runs alone in a large pool."""
-
-    prompt: list[int]
-    sampling: Sampling
-    tokens: list[int] = field(default_factory=list)
-    rows: Rows = field(default_factory=dict)
-    key_values: Tensor | None = None  # [2, layers, tokens, kv_heads, head_dim]
-
-
-@dataclass
-class Recorder:
-    """Keeps the logits of each branch, by how many tokens it knew, and its K and V when it ends."""
-
-    rows: dict[int, Rows] = field(default_factory=dict)
-    key_values: dict[int, Tensor] = field(default_factory=dict)
-
-    @contextmanager
-    def listening_to(self, engine: Engine) -> Iterator[None]:
-        def sample(original: Callable[..., Any], branches: list[Branch], logits: Tensor) -> Any:
-            for branch, row in zip(branches, logits, strict=True):
-                self.rows.setdefault(branch.key, {})[branch.num_known] = row.numpy().tobytes()
-            return original(branches, logits)
-
-        def finish(original: Callable[..., Any], branch: Branch, *args: Any) -> Any:
-            if branch.sequence is not None:
-                self.key_values[branch.key] = torch.stack(branch.sequence.read(0, branch.sequence.length))
-            return original(branch, *args)
-
-        with wrapped(engine, "_sample", sample), wrapped(engine, "_finish", finish):
-            yield
-
-
-def solos(generator: random.Random) -> list[Solo]:
-    """Prompts that share beginnings of many lengths; half of them sampled."""
-    stems = [random_tokens(generator, 200) for _ in range(2)]
-    found = []
-    for number, length in enumerate(LENGTHS * 2):
-        shared = generator.choice([0, length // 2, max(0, length - 5), length - 1])
-        prompt = [*stems[number % 2][:shared], *random_tokens(generator, length - shared)]
-        sampling = Sampling(max_tokens=NEW, temperature=number % 3 * 0.7, seed=number)
-        found.append(Solo(prompt, sampling))
-    return found
-
-
-def run_alone(solo: Solo) -> None:
-    with Engine(tiny_model(), num_blocks=64, deterministic=True) as engine:
-        recorder = Recorder()
-        with recorder.listening_to(engine):
-            request = engine.submit(solo.prompt, solo.sampling)
-            drive(engine)
-        solo.tokens = list(request.completions()[0].token_ids)
-        solo.rows = recorder.rows[0]
-        solo.key_values = recorder.key_values[0]
-        assert len(solo.rows) == NEW
-        assert solo.key_values.shape[2] == len(solo.prompt) + NEW - 1
-
-
-@dataclass
-class Seen:
-    """What the schedules of a test went through, so that it is known to have happened."""
-
-    prefix_tokens: int = 0
-    preemptions: int = 0
-    cancelled: int = 0
-    together: int = 0  # most branches in one step
-
-
-def run_schedule(seed: int, library: list[Solo], seen: Seen) -> None:
-    """A random pool, arrivals, batch mates, warm prefixes, forced preemptions and cancels; compares all with the solos."""
-    generator = random.Random(seed)
-    options = {
-        "num_blocks": generator.choice([15, 18, 24, 40, 64]),
-        "max_batch_tokens": generator.choice([64, 90, 300]),
-        "max_running": generator.choice([2, 4, 16]),
-        "prefix_cache": generator.random() < 0.8,
-    }
-    replay = f"replay: run_schedule({seed}, ...) with {options}"
-    with Engine(tiny_model(), deterministic=True, **options) as engine:
-        recorder = Recorder()
-        requests: list[tuple[Request, Solo]] = []
-        cancelled: set[int] = set()
-
-        def between(number: int) -> None:
-            if generator.random() < 0.5 and len(requests) < 5:
-                submit()
-            if generator.random() < 0.15 and force_preemption(engine, generator.randrange(-1, 1)):
-                pass
-            if generator.random() < 0.03 and requests:
-                request, _ = generator.choice(requests)
-                if engine.cancel(request.id):
-                    cancelled.add(request.id)
-            seen.together = max(seen.together, len(engine.branches()))
-
-        def submit() -> None:
-            solo = generator.choice(library)
-            requests.append((engine.submit(solo.prompt, solo.sampling, priority=generator.choice([0, 0, 1])), solo))
-
-        with recorder.listening_to(engine):
-            for _ in range(generator.choice([1, 2, 4])):
-                submit()
-            drive(engine, between)
-        for request, solo in requests:
-            (branch,) = request.branches
-            rows, done = recorder.rows.get(branch.key, {}), request.completions()[0]
-            for known, row in rows.items():
-                assert row == solo.rows[known], f"logits after {known} tokens; {replay}"
-            if request.id not in cancelled:
-                assert list(done.token_ids) == solo.tokens, replay
-                assert rows.keys() == solo.rows.keys(), replay
-            if branch.key in recorder.key_values:
-                stored = recorder.key_values[branch.key]
-                assert solo.key_values is not None
-                alone = solo.key_values[:, :, : stored.shape[2]]
-                assert torch.equal(stored.view(torch.int32), alone.view(torch.int32)), f"K and V; {replay}"
-            seen.prefix_tokens += done.prefix_tokens
-            seen.preemptions += done.preemptions
-        seen.cancelled += len(cancelled)
-        assert_idle(engine)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("num_threads", [1, 2])
-def test_logits_keys_and_values_are_bit_equal_in_random_schedules(num_threads: int) -> None:
-    """200 schedules, half of them with each number of threads."""
-    with threads(num_threads):
-        library = solos(random.Random(0))
-        for solo in library:
-            run_alone(solo)
-        seen = Seen()
-        for seed in range((num_threads - 1) * SCHEDULES // 2, num_threads * SCHEDULES // 2):
-            run_schedule(seed, library, seen)
+def assert_enough(seen: Seen) -> None:
+    """The schedules did go through what they are about."""
     assert seen.prefix_tokens > 1000, seen
     assert seen.preemptions > 100, seen
     assert seen.cancelled > 10, seen
     assert seen.together >= 5, seen
 
 
-@pytest.mark.parametrize("num_threads", [1, 2])
-def test_forks_have_the_bits_of_requests_of_their_own(num_threads: int) -> None:
-    generator = random.Random(1)
-    with threads(num_threads):
-        for length in (1, 63, 64, 100):
-            prompt = random_tokens(generator, length)
-            sampling = Sampling(max_tokens=NEW, temperature=1.0, seed=5, n=3)
-            with Engine(tiny_model(), num_blocks=14, deterministic=True) as engine:
-                recorder = Recorder()
-                with recorder.listening_to(engine):
-                    request = engine.submit(prompt, sampling)
-                    drive(engine, lambda number, engine=engine: number % 4 == 3 and force_preemption(engine))
-            for branch, done in zip(request.branches, request.completions(), strict=True):
-                solo = Solo(prompt, sampling.child(branch.choice))
-                run_alone(solo)
-                assert list(done.token_ids) == solo.tokens
-                rows = recorder.rows[branch.key]
-                assert rows == {known: solo.rows[known] for known in rows}
-                assert len(rows) >= NEW - 1  # the first row of a fork is that of choice 0
+@pytest.mark.slow
+def test_logits_keys_and_values_are_bit_equal_in_random_schedules_with_one_thread() -> None:
+    with threads(1):
+        assert_enough(run_schedules(range(SCHEDULES // 2)))
+
+
+@pytest.mark.slow
+def test_logits_keys_and_values_are_bit_equal_in_random_schedules_with_two_threads() -> None:
+    """In a process of its own, see determinism.py; forks too."""
+    code = f"from tests.engine.determinism import main; main(2, {SCHEDULES // 2}, {SCHEDULES})"
+    environment = {**os.environ, "OMP_WAIT_POLICY": "passive"}
+    environment.pop("OMP_NUM_THREADS", None)
+    run = subprocess.run(
+        [sys.executable, "-c", code],
+        capture_output=True,
+        text=True,
+        cwd=ROOT,
+        env=environment,
+        check=False,
+        timeout=280,
+    )
+    assert run.returncode == 0, f"replay: OMP_WAIT_POLICY=passive python -c {code!r}\n{run.stderr[-3000:]}"
+    assert_enough(Seen(**json.loads(run.stdout.splitlines()[-1])))
+
+
+def test_forks_have_the_bits_of_requests_of_their_own() -> None:
+    with threads(1):
+        run_forks()
 
 
 def test_the_default_mode_is_not_bit_equal_here() -> None:

@@ -2,7 +2,8 @@
 
 import random
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
 
@@ -21,6 +22,7 @@ from tests.engine.engines import (
     drive,
     first_choices,
     text_of,
+    wrapped,
 )
 from tests.tiny_model import CONTEXT, VOCABULARY, ref, sharp_prompt, tiny_model
 
@@ -440,6 +442,33 @@ def test_a_preempted_request_can_be_cancelled(prompts: list[list[int]]) -> None:
         assert len(done.token_ids) > 0
         assert len(requests[0].completions()[0].token_ids) == 40
         assert_idle(engine)
+
+
+def test_a_request_cancelled_inside_a_step_ends_when_the_step_has_ended(
+    engine: Engine, prompts: list[list[int]]
+) -> None:
+    """Its blocks belong to the step until then. An iterator may be garbage-collected at any moment, also then."""
+    requests = ask(engine, prompts[4:7], Sampling(max_tokens=NEW, n=2))
+    streams = [engine.stream(prompts[3], GREEDY)]
+    next(streams[0])
+
+    def forward(original: Callable[..., Any], *args: Any) -> Any:
+        used = block_counts(engine).used
+        assert engine.cancel(requests[1].id) is True
+        streams.clear()  # closes the generator
+        with pytest.raises(ConfigError, match="inside a step"):
+            engine.step()
+        assert block_counts(engine).used == used
+        return original(*args)
+
+    with wrapped(engine.runner, "forward", forward):
+        engine.step()
+    engine.check()
+    assert {done.finish_reason for done in requests[1].completions()} == {FinishReason.CANCELLED}
+    assert {branch.request.id for branch in engine.branches()} <= {requests[0].id, requests[2].id}
+    drive(engine)
+    for request, prompt in ((requests[0], prompts[4]), (requests[2], prompts[6])):
+        assert [list(done.token_ids) for done in request.completions()] == [ref(prompt, NEW)] * 2
 
 
 def test_cancelling_an_unknown_request_changes_nothing(engine: Engine) -> None:

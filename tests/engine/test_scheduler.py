@@ -270,6 +270,13 @@ def test_an_admission_leaves_what_running_branches_will_need_soon() -> None:
     assert admitted(decide(replace(LIMITS, max_batch_tokens=64), now, [waiting(1, 10)], 5)) == [1]
 
 
+def test_an_admission_leaves_the_next_page_of_those_admitted_before_it() -> None:
+    queue = [waiting(1, 31), waiting(2, 150)]  # 2 and 10 blocks, and 1 needs a third at its second token
+    limits = replace(LIMITS, max_batch_tokens=512)
+    assert admitted(decide(limits, [], queue, 12)) == [1]
+    assert admitted(decide(limits, [], queue, 13)) == [1, 2]
+
+
 def test_an_admission_leaves_min_free_blocks() -> None:
     limits, now = replace(LIMITS, min_free=2), [running(9, 20, 21)]
     assert admitted(decide(limits, now, [waiting(1, 10)], 3)) == []

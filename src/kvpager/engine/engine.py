@@ -109,7 +109,8 @@ class Engine:
         self._prompt_tokens = self._prefix_tokens = self._generated_tokens = 0
         self._preemptions = self._steps = self._finished = 0
         self._model_seconds = self._bookkeeping_seconds = self._sampling_seconds = 0.0
-        self._is_open = True
+        self._is_open, self._is_stepping = True, False
+        self._cancelled_meanwhile: list[int] = []
         self._resources = ExitStack()
         self._resources.enter_context(self.runner.running())
 
@@ -155,9 +156,11 @@ class Engine:
         if isinstance(prompt, str):
             if self.tokenizer is None:
                 raise ConfigError("this model has no tokenizer: give token ids")
-            prompt = self.tokenizer.encode(prompt)
+            ids: List[int] = self.tokenizer.encode(prompt)
+        else:
+            ids = prompt
         try:
-            return token_array(prompt)
+            return token_array(ids)
         except ConfigError as error:
             raise RequestError(f"the prompt can't be used: {error}") from None
 
@@ -183,10 +186,17 @@ class Engine:
             raise ConfigError("this engine is closed; open another one")
 
     def cancel(self, request_id: int) -> bool:
-        """Ends a request; its pages go back at once. False if it is not there any more."""
+        """Ends a request; its pages go back at once. False if it is not there any more.
+
+        Called inside a step (by a hook in the model, or for an iterator that is garbage-collected just then), it acts
+        when the step has ended.
+        """
         request = self._requests.get(request_id)
         if request is None:
             return False
+        if self._is_stepping:
+            self._cancelled_meanwhile.append(request_id)
+            return True
         for branch in request.branches:
             if branch.state is not BranchState.FINISHED:
                 self._deliver(self._event(branch, None, self._finish(branch, FinishReason.CANCELLED)))
@@ -270,6 +280,17 @@ class Engine:
         everything else stays usable.
         """
         self._check_open()
+        if self._is_stepping:
+            raise ConfigError("step() was called inside a step")
+        self._is_stepping = True
+        try:
+            return self._run_step()
+        finally:
+            self._is_stepping = False
+            while self._cancelled_meanwhile:
+                self.cancel(self._cancelled_meanwhile.pop())
+
+    def _run_step(self) -> list[TokenEvent]:
         begin = perf_counter()
         decision = decide(self.limits, self._view_running(), self._view_waiting(), self.cache.num_available)
         for key in decision.preempted:

@@ -270,9 +270,14 @@ class _Pass:
             self._tokens -= min(count, self._tokens)
             taken = max(cost.blocks, cost.revived + self._blocks(newcomer, count))
             self._available -= taken
-            spare -= taken
+            spare -= taken + self._next_page(branch.known)  # it runs now: see _needed_soon
             running += branch.width
         return admitted
+
+    def _next_page(self, known: int) -> int:
+        """Blocks for one more page than a newcomer's cost holds."""
+        layout = self._layout
+        return holding_blocks(layout, known + layout.page_size) - holding_blocks(layout, known + 1)
 
     def _newcomer(self, branch: Waiting, cost: AdmissionCost) -> Running:
         """What the branch will be once it runs; a hit that ends inside a page has that page copied."""

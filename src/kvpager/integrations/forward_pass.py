@@ -9,6 +9,7 @@ An argument it does not know may change what a token's K and V are, so it is ref
 
 import inspect
 from contextlib import ExitStack
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -25,7 +26,28 @@ from kvpager.memory.layout import KVLayout
 
 PAST_NAMES = ("cache", "past_key_values")  # what transformers calls it now, and what it was called before
 _HARMLESS = {"labels", "logits_to_keep", "output_hidden_states", "output_router_logits", "return_dict"}
+_ASK_FOR_ALL = {"labels", "output_hidden_states"}  # arguments that need an output of every column
 _READ_HERE = {"input_ids", "attention_mask", "position_ids", "use_cache", "output_attentions", *PAST_NAMES}
+
+
+@dataclass(frozen=True, slots=True)
+class ModelLimits:
+    """What a model has embeddings for: token ids below ``vocabulary``, positions below ``positions`` (None: all)."""
+
+    vocabulary: int
+    positions: int | None
+
+
+class _NoGradient(torch.autograd.Function):
+    """Hands attention outputs through, and refuses to hand gradients back: pages keep values only."""
+
+    @staticmethod
+    def forward(ctx: Any, out: Tensor, *_: Tensor) -> Tensor:
+        return out.view_as(out)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Any) -> Any:
+        raise ConfigError("pages keep no gradients; detach the model to train it, or call it under torch.no_grad()")
 
 
 class PaddedCall:
@@ -41,9 +63,16 @@ class PaddedCall:
             self._flat = torch.as_tensor(np.flatnonzero(is_token), device=device)
 
     def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, options: LayerOptions) -> Tensor:
-        q, k, v = self._pack(query), self._pack(key), self._pack(value)
-        packed = self._plan.run(layer, q, k, v, options)
+        with torch.no_grad():
+            packed = self._plan.run(layer, self._pack(query), self._pack(key), self._pack(value), options)
+            out = self._unpack(packed, query)
         self.layers_run.add(layer)
+        if query.requires_grad or key.requires_grad or value.requires_grad:
+            out = _NoGradient.apply(out, query, key, value)  # type: ignore[no-untyped-call]
+        return out
+
+    def _unpack(self, packed: Tensor, query: Tensor) -> Tensor:
+        """[tokens, heads, dim] to [batch, columns, heads, dim]."""
         batch, heads, columns, _ = query.shape
         if self._flat is None:
             return packed.view(batch, columns, heads, -1)
@@ -61,19 +90,21 @@ class ForwardPass:
     """An open step around one call of the model. ``arguments`` are what the model is to be called with."""
 
     def __init__(
-        self, model: nn.Module, backend: AttentionBackend, past: PagedPast, arguments: dict[str, Any], vocabulary: int
+        self, backend: AttentionBackend, past: PagedPast, arguments: dict[str, Any], limits: ModelLimits
     ) -> None:
         """Checks the arguments and opens the step. Raises ConfigError or OutOfBlocks with nothing changed."""
-        ids = read_tokens(arguments.get("input_ids"), vocabulary)
+        ids = read_tokens(arguments.get("input_ids"), limits.vocabulary)
         rows_before = past.num_rows
         past.fit_rows(len(ids))
         self._past = past
-        self._columns = ids.shape[1]
         try:
+            if past.begins_again(ids, _read_positions(arguments.get("position_ids"), ids)):
+                ids, arguments = _leave_out_known(past, ids, arguments)
+            self._columns = ids.shape[1]
+            past.check_prompt(ids)
             past.correct_pads(_pads_of(past, arguments.get("attention_mask"), self._columns))
             positions = past.positions(self._columns)
-            _check_positions(arguments.get("position_ids"), positions)
-            past.check_prompt(ids)
+            _check_positions(_read_positions(arguments.get("position_ids"), ids), positions, limits)
             self._step = _open_step(past, ids, positions >= 0)
         except BaseException:
             past.merge_rows(rows_before)
@@ -91,7 +122,6 @@ class ForwardPass:
         plan = backend.plan(self._step.batch, self._past.pages.arena)
         self._call = PaddedCall(self._past.pages.layout, plan, is_token, device)
         self._contexts.enter_context(attending(self._call))
-        self._contexts.enter_context(torch.no_grad())  # pages keep values, not gradients
 
     def close(self, succeeded: bool) -> None:
         """Ends the step: its tokens count if the pass succeeded, else nothing of it is kept.
@@ -110,6 +140,17 @@ class ForwardPass:
             raise ConfigError(f"the forward pass left out {left_out} layers (early exit), so its pages were not kept")
 
 
+def _leave_out_known(past: PagedPast, ids: np.ndarray, arguments: dict[str, Any]) -> tuple[np.ndarray, dict[str, Any]]:
+    """The columns that are not in pages yet, where only their outputs are asked for; else all are computed again."""
+    known, outputs = past.columns, arguments.get("logits_to_keep")
+    asks_for_all = bool(_ASK_FOR_ALL & {name for name, value in arguments.items() if value is not False})
+    if asks_for_all or not isinstance(outputs, int) or not 0 < outputs <= ids.shape[1] - known:
+        past.start_over()
+        return ids, arguments
+    shorter = {name: arguments[name][:, known:] for name in ("input_ids", "position_ids") if name in arguments}
+    return ids[:, known:], arguments | shorter
+
+
 def _pads_of(past: PagedPast, attention_mask: object, columns: int) -> np.ndarray:
     total = past.columns + columns
     pads = read_pads(attention_mask, past.num_rows, total)
@@ -117,13 +158,24 @@ def _pads_of(past: PagedPast, attention_mask: object, columns: int) -> np.ndarra
     return np.where((pads == total) & (past.pads > total), past.pads, pads)
 
 
-def _check_positions(position_ids: object, positions: np.ndarray) -> None:
+def _read_positions(position_ids: object, ids: np.ndarray) -> np.ndarray | None:
+    """[rows, columns] like ``ids``; None where none are given."""
     if position_ids is None:
-        return
+        return None
+    rows, columns = ids.shape
     shape = tuple(position_ids.shape) if isinstance(position_ids, Tensor) else ()
-    if not isinstance(position_ids, Tensor) or shape not in (positions.shape, (1, positions.shape[1])):
-        raise ConfigError(f"position_ids must be a tensor [rows, columns] {positions.shape}, not {shape}")
-    given = np.broadcast_to(position_ids.detach().cpu().numpy(), positions.shape)
+    if not isinstance(position_ids, Tensor) or shape not in ((rows, columns), (1, columns)):
+        raise ConfigError(f"position_ids must be a tensor [rows, columns] {ids.shape}, not {shape}")
+    return np.broadcast_to(position_ids.detach().cpu().numpy(), ids.shape)
+
+
+def _check_positions(given: np.ndarray | None, positions: np.ndarray, limits: ModelLimits) -> None:
+    if limits.positions is not None and positions.max() >= limits.positions:
+        raise ConfigError(
+            f"position {positions.max()} is needed, but the model has {limits.positions}; shorten the prompt"
+        )
+    if given is None:
+        return
     wrong = (given != positions) & (positions >= 0)
     if wrong.any():
         row, column = np.argwhere(wrong)[0].tolist()

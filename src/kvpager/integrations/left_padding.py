@@ -15,11 +15,11 @@ from kvpager.errors import ConfigError
 
 
 def read_tokens(input_ids: object, vocabulary: int) -> np.ndarray:
-    """Token ids as int32 [rows, columns]. Raises ConfigError for a wrong shape or type, or ids out of the vocabulary."""
+    """Token ids as int32 [rows, columns]. Raises ConfigError for a wrong shape or type, or unknown ids."""
     if not isinstance(input_ids, Tensor) or input_ids.dim() != 2 or input_ids.numel() == 0:
         shape = f"of shape {tuple(input_ids.shape)}" if isinstance(input_ids, Tensor) else type(input_ids).__name__
         raise ConfigError(f"input_ids must be a tensor [rows, columns] with at least one token, not {shape}")
-    if input_ids.dtype.is_floating_point or input_ids.dtype in (torch.bool, torch.complex64):
+    if input_ids.dtype.is_floating_point or input_ids.dtype.is_complex or input_ids.dtype == torch.bool:
         raise ConfigError(f"input_ids must hold whole numbers, not {input_ids.dtype}")
     ids = input_ids.detach().cpu().numpy()
     low, high = int(ids.min()), int(ids.max())

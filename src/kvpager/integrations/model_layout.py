@@ -122,6 +122,11 @@ def max_context(config: Config) -> int | None:
     return limit if isinstance(limit, int) and limit > 0 else None
 
 
+def num_positions(config: Config) -> int | None:
+    """Positions the model has embeddings for; None where positions are angles, which go on past ``max_context``."""
+    return max_context(config) if config.model_type == "gpt2" else None
+
+
 def _layer_specs(config: Config) -> list[LayerSpec]:
     heads = config.num_attention_heads
     kv_heads = getattr(config, "num_key_value_heads", None) or heads

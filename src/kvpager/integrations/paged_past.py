@@ -37,6 +37,7 @@ class PagedPast(Cache):  # type: ignore[misc]
         pages: PagedCache,
         ids: np.ndarray,
         pads: np.ndarray,
+        has_guessed_pads: bool,
         scope: Scope,
         on_close: Callable[["PagedPast"], None],
     ) -> None:
@@ -48,23 +49,27 @@ class PagedPast(Cache):  # type: ignore[misc]
         self.columns = 0  # padding, or written to pages, in every row
         self.pads = pads
         self.is_closed = False
+        self._has_guessed_pads = has_guessed_pads
         self._on_close = on_close
         self._prompt = ids
-        self._is_untouched = True  # no forward pass yet: rows may be multiplied, and guessed padding corrected
+        self._is_untouched = True  # no forward pass yet: rows may be multiplied, guessed padding corrected
         self._map_known_columns()
 
     # -- opening ------------------------------------------------------------------------------------------------
 
     def _map_known_columns(self) -> None:
-        empty = np.flatnonzero(self.pads >= self._prompt.shape[1])
-        if len(empty):
-            raise ConfigError(f"row {empty[0]} is all padding; give every row at least one token")
+        self._check_tokens(self.pads)
         prompts = [token_array(row[pad:]) for row, pad in zip(self._prompt, self.pads.tolist(), strict=True)]
         self.columns = self._known_columns(prompts)
         for prompt, pad in zip(prompts, self.pads.tolist(), strict=True):
             seq = self.pages.sequence(prompt, scope=self.scope, max_prefix=max(0, self.columns - pad))
             self.sequences.append(seq)
             seq.truncate(seq.length)  # the other token ids are added by the forward pass that computes them
+
+    def _check_tokens(self, pads: np.ndarray) -> None:
+        empty = np.flatnonzero(pads >= self._prompt.shape[1])
+        if len(empty):
+            raise ConfigError(f"row {empty[0]} is all padding; give every row at least one token")
 
     def _known_columns(self, prompts: list["array[int]"]) -> int:
         """The largest column up to which every row is padding or known content."""
@@ -106,19 +111,40 @@ class PagedPast(Cache):  # type: ignore[misc]
             self._select(list(range(0, self.num_rows, self.num_rows // rows)))
 
     def correct_pads(self, pads: np.ndarray) -> None:
-        """Takes the padding that the forward pass shows; it must be what ``open`` was told, or had to guess."""
+        """Takes the padding that the forward pass shows; it must be what ``open`` was told, unless that was a guess."""
         if np.array_equal(pads, self.pads):
             return
         row = int(np.argmax(pads != self.pads))
-        if not self._is_untouched or self.columns:
+        if not (self._has_guessed_pads and self._is_untouched and self.columns == 0):
             raise ConfigError(
                 f"attention_mask shows {pads[row]} columns of padding in row {row}, but the pages were opened with "
                 f"{self.pads[row]}; give the same attention_mask to open() and to the model"
             )
-        self._give_back()
+        self._check_tokens(pads)
         self.pads = pads
-        for prompt_row, pad in zip(self._prompt, pads.tolist(), strict=True):
-            seq = self.pages.sequence(token_array(prompt_row[pad:]), scope=self.scope, max_prefix=0)
+        self.start_over()
+
+    def begins_again(self, ids: np.ndarray, position_ids: np.ndarray | None) -> bool:
+        """Whether ``ids`` [rows, count] begin with the prompt's first column, although that needs no pass any more.
+
+        So it is where they hold the whole prompt, or where ``position_ids`` [rows, count] say so (a chunk of it).
+        """
+        if not self._is_untouched or self.columns == 0:
+            return False
+        shown = self._prompt[:, : ids.shape[1]]
+        positions = np.arange(shown.shape[1])[None, :] - self.pads[:, None]
+        is_token = positions >= 0
+        is_whole = shown.shape[1] == self._prompt.shape[1]
+        if not is_whole and (position_ids is None or not is_token.any() or (position_ids != positions)[is_token].any()):
+            return False
+        return bool((ids[:, : shown.shape[1]] == shown)[is_token].all())
+
+    def start_over(self) -> None:
+        """Gives the known columns up, to compute the prompt from its first column on."""
+        self._give_back()
+        self.columns = 0
+        for row, pad in zip(self._prompt, self.pads.tolist(), strict=True):
+            seq = self.pages.sequence(token_array(row[pad:]), scope=self.scope, max_prefix=0)
             self.sequences.append(seq)
             seq.truncate(0)
 
@@ -130,8 +156,8 @@ class PagedPast(Cache):  # type: ignore[misc]
         if wrong.any():
             row, column = np.argwhere(wrong)[0].tolist()
             raise ConfigError(
-                f"column {self.columns + column} of row {row} is token {ids[row, column]}, but the pages were opened for "
-                f"a prompt with {expected[row, column]} there; open them for this prompt"
+                f"column {self.columns + column} of row {row} is token {ids[row, column]}, but the pages were opened "
+                f"for a prompt with {expected[row, column]} there; open them for this prompt"
             )
 
     def advance(self, count: int) -> None:

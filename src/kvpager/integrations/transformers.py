@@ -2,12 +2,12 @@
 
     with attach(model, capacity="2 GiB") as paged:
         with paged.open(inputs.input_ids, inputs.attention_mask) as past:
-            model.generate(**inputs, past_key_values=past, max_new_tokens=64)
+            model.generate(**inputs, past_key_values=past, max_new_tokens=64)   # cache=past from transformers 5.24 on
 
 While attached, every forward pass of the model needs a past that ``open`` gave: a hook before it opens a step on that
 past's sequences, a hook after it closes the step. Pages live as long as the attachment; those that are full stay
 findable after their past was closed, so a later prompt that begins alike starts behind them. Knows no scheduler: for
-many requests at once use the engine.
+many requests at once use the engine. Tested with transformers 5.20 and 5.24, the ends of what is supported.
 """
 
 import inspect
@@ -29,9 +29,9 @@ from kvpager.attention import select
 from kvpager.cache.paged_cache import PagedCache
 from kvpager.errors import ConfigError, UnsupportedModel
 from kvpager.integrations.attention_function import NAME, paged_attention
-from kvpager.integrations.forward_pass import PAST_NAMES, ForwardPass, check_arguments, named_arguments
+from kvpager.integrations.forward_pass import PAST_NAMES, ForwardPass, ModelLimits, check_arguments, named_arguments
 from kvpager.integrations.left_padding import guess_pads, read_pads, read_tokens
-from kvpager.integrations.model_layout import layout_for
+from kvpager.integrations.model_layout import layout_for, num_positions
 from kvpager.integrations.paged_past import PagedPast
 from kvpager.prefix.hashing import Scope
 
@@ -99,7 +99,7 @@ class AttachedModel:
         self.cache = cache
         self.is_closed = False
         self._backend = backend
-        self._vocabulary: int = model.get_input_embeddings().num_embeddings
+        self._limits = ModelLimits(model.get_input_embeddings().num_embeddings, num_positions(model.config))
         self._weights = _weights_now(model)
         self._pasts: list[PagedPast] = []
         self._pass: ForwardPass | None = None
@@ -119,10 +119,10 @@ class AttachedModel:
         answer). ``scope`` keeps content apart that must not be shared, such as tenants.
         """
         self._check_open()
-        ids = read_tokens(input_ids, self._vocabulary)
+        ids = read_tokens(input_ids, self._limits.vocabulary)
         pads = guess_pads(ids, self._pad_token()) if attention_mask is None else read_pads(attention_mask, *ids.shape)
         self._forget_old_weights()
-        past = PagedPast(self.cache, ids, pads, scope, self._close_past)
+        past = PagedPast(self.cache, ids, pads, attention_mask is None, scope, self._close_past)
         self._pasts.append(past)
         return past
 
@@ -160,7 +160,7 @@ class AttachedModel:
             past.check_open()
             raise ConfigError("these pages were opened for another model; open them with this one")
         check_arguments({"output_attentions": self.model.config.output_attentions} | arguments)
-        self._pass = ForwardPass(model, self._backend, past, arguments, self._vocabulary)
+        self._pass = ForwardPass(self._backend, past, arguments, self._limits)
         return (), self._pass.arguments
 
     def _after_pass(self, model: nn.Module, args: object, kwargs: object, output: object) -> None:
