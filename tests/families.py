@@ -91,6 +91,7 @@ FAMILIES = {
             "attn_logit_softcapping": 5.0,
             "final_logit_softcapping": 30.0,
             "query_pre_attn_scalar": 16,
+            "tie_word_embeddings": False,  # tied, a random model only repeats the last token
         },
         windowed=2,
     ),
@@ -101,6 +102,7 @@ FAMILIES = {
             "sliding_window": WINDOW,
             "layer_types": ["sliding_attention"] * 3 + ["full_attention"],
             "query_pre_attn_scalar": 16,
+            "tie_word_embeddings": False,
         },
         windowed=3,
     ),

@@ -1,8 +1,8 @@
 """Open case O-02 through the engine: no block is given out while a step that may write it is still running.
 
-The engine has no overlapped steps, so the model's step is run in a thread and delayed, as the case allows: by 0 to 50 ms in
-one round of 25, without delay in the others, so that 500 rounds stay quick; for the same reason all books are checked
-in one round of five, and the identity ID after every step of every round. While the thread works, the engine's own
+The engine has no overlapped steps, so the model's step is run in a thread and delayed, as the case allows: by 0 to
+50 ms in one round of 25, without delay in the others, so that 500 rounds stay quick. For the same reason all books are
+checked in one round of five, the identity ID after every step of every round. While the thread works, the engine's own
 thread looks on: all blocks of the step are in use, and a request that is cancelled just then keeps its blocks until
 the step has ended.
 """
@@ -12,6 +12,8 @@ import threading
 import time
 from collections.abc import Callable
 from typing import Any
+
+import pytest
 
 from kvpager.engine import Engine, FinishReason, Sampling
 from tests.engine.engines import assert_idle, block_counts, checked_step, wrapped
@@ -55,6 +57,7 @@ class Device:
         return result[0]
 
 
+@pytest.mark.slow
 def test_a_request_that_waits_for_the_blocks_of_another_gets_them_whole() -> None:
     generator = random.Random(2)
     pairs = []

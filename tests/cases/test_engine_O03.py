@@ -1,4 +1,4 @@
-"""Open case O-03 through the engine: the numbers add up, after every step. Without server, and with the device tier only."""
+"""Open case O-03 through the engine: the numbers add up after every step. No server, and the device tier only."""
 
 import random
 

@@ -1,7 +1,7 @@
 """Open case O-12 through the engine: adapter or weights changed under the same name. Device tier only.
 
-The engine knows an adapter by the scope of a request, and runs the weights the model has: here an adapter is a change of
-the weights that the caller makes, as it would with PEFT.
+The engine knows an adapter by the scope of a request, and runs the weights the model has: here an adapter is a change
+of the weights that the caller makes, as it would with PEFT.
 """
 
 import random
@@ -17,6 +17,7 @@ from tests.tiny_model import is_sharp, random_tokens, ref, tiny_model
 
 NEW = 8
 GREEDY = Sampling(max_tokens=NEW)
+PLAIN = Scope()
 V1, V2 = Scope(adapter="a", adapter_version="1"), Scope(adapter="a", adapter_version="2")
 
 
@@ -35,7 +36,7 @@ def load(model: torch.nn.Module, seed: int) -> None:
     model.load_state_dict(tiny_model(seed).state_dict())
 
 
-def run(engine: Engine, prompt: list[int], scope: Scope = Scope()) -> Completion:
+def run(engine: Engine, prompt: list[int], scope: Scope = PLAIN) -> Completion:
     request = engine.submit(prompt, GREEDY, scope=scope)
     drive(engine)
     return request.completions()[0]
@@ -54,7 +55,7 @@ def test_nothing_of_an_old_version_is_reused(prompt: list[int]) -> None:
         assert run(engine, prompt, V2).prefix_tokens == 47
         load(model, 2)  # the base weights, in place
         engine.weights_changed()
-        for scope in (Scope(), V1, V2):
+        for scope in (PLAIN, V1, V2):
             done = run(engine, prompt, scope)
             assert (done.prefix_tokens, list(done.token_ids)) == (0, ref(prompt, NEW, 2))
         assert run(engine, prompt).prefix_tokens == 47

@@ -112,8 +112,8 @@ def run_all(engine: Engine, expected: list[Expected], seed: int) -> list[Request
 def compare(loaded: LoadedModel, expected: list[Expected], deterministic: bool) -> None:
     is_exact = deterministic or loaded.model.dtype == torch.float32
     bound = 1e-2 if is_exact else 0.5
-    # The longest sequence takes 8 pages; more run at once than fit to their ends, so some are preempted.
-    options = {"num_blocks": 28, "max_batch_tokens": 64, "deterministic": deterministic}
+    # Small pages: a sequence grows by several, more than are set aside for it when it starts, so some are preempted.
+    options = {"page_size": 4, "num_blocks": 64, "max_batch_tokens": 64, "deterministic": deterministic}
     with Engine(loaded.model, tokenizer=loaded.tokenizer, **options) as engine:
         requests = run_all(engine, expected, seed=7)
         counts = engine.cache.pool.counts()
@@ -126,7 +126,7 @@ def compare(loaded: LoadedModel, expected: list[Expected], deterministic: bool) 
         clear = expected[each.index].decided_by(bound)
         compared += len(clear)
         assert list(each.token_ids[: len(clear)]) == clear, f"prompt {each.index}, choice {each.choice}"
-    assert compared > len(done) * NEW_TOKENS * (0.8 if is_exact else 0.25), f"only {compared} tokens were clear"
+    assert compared > len(done) * NEW_TOKENS * (0.8 if is_exact else 0.2), f"only {compared} tokens were clear"
     assert sum(each.preemptions for each in done) > 0, "the pool was not small enough"
     assert sum(each.prefix_tokens for each in done) > 0, "no prefix was reused"
 
