@@ -1,9 +1,9 @@
 """Open case O-24 through the engine: the same tokens on every path that exists now.
 
 Cold, device hit, preempted (once at one of several steps, twice, every few steps), batches of 1, 8 and 32, chunks of 16
-and 64 tokens, as a fork. Host, disk and remote hits come with their tiers. Preemption is forced between two steps by the
-engine's own hand. In deterministic mode the logits and the bytes of K and V are compared as well (a few prompts on every
-path here, 200 random schedules in tests/engine/test_deterministic.py).
+and 64 tokens, as a fork. Host, disk and remote hits come with their tiers. Preemption is forced between two steps by
+the engine's own hand. In deterministic mode the logits and the bytes of K and V are compared as well (a few prompts on
+every path here, 200 random schedules in tests/engine/test_deterministic.py).
 """
 
 import random

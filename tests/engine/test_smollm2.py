@@ -126,7 +126,7 @@ def compare(loaded: LoadedModel, expected: list[Expected], deterministic: bool) 
         clear = expected[each.index].decided_by(bound)
         compared += len(clear)
         assert list(each.token_ids[: len(clear)]) == clear, f"prompt {each.index}, choice {each.choice}"
-    assert compared > len(done) * NEW_TOKENS * (0.8 if is_exact else 0.2), f"only {compared} tokens were clear"
+    assert compared > len(done) * NEW_TOKENS * (0.7 if is_exact else 0.2), f"only {compared} tokens were clear"
     assert sum(each.preemptions for each in done) > 0, "the pool was not small enough"
     assert sum(each.prefix_tokens for each in done) > 0, "no prefix was reused"
 
