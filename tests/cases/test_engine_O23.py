@@ -2,7 +2,7 @@
 
 (a) is about prefixes loaded from the host tier; there is none yet, so the prefixes are found on the device. (c) delays
 the release of what finished requests held. What a preempted branch held is free at once by design: the engine preempts
-between two steps, where nothing can touch a block (I5), and counts on it in the same pass.
+between two steps, where nothing can touch a block (RELIABILITY I5), and counts on it in the same pass.
 """
 
 import random
