@@ -430,7 +430,7 @@ def test_a_cancelled_request_gives_everything_back_at_once(
 
 
 def test_a_preempted_request_can_be_cancelled(prompts: list[list[int]]) -> None:
-    with Engine(tiny_model(), num_blocks=12) as engine:
+    with Engine(tiny_model(), num_blocks=14) as engine:
         requests = ask(engine, [prompts[6], prompts[6][::-1]], Sampling(max_tokens=40))
         while not engine.statistics().preemptions:
             checked_step(engine)
