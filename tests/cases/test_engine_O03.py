@@ -18,7 +18,7 @@ def assert_numbers(engine: Engine) -> None:
     assert 0.0 <= cache.prefix.hit_rate <= 1.0
     assert cache.prefix.hit_tokens <= cache.prefix.prompt_tokens
     assert statistics.prefix_tokens <= statistics.prompt_tokens
-    (tier,) = cache.tiers if hasattr(cache, "tiers") else (engine.cache.tiers[0].usage(),)
+    tier = engine.cache.tiers[0].usage()
     assert (tier.free, tier.used, tier.cached, tier.moving) == (counts.free, counts.used, counts.cached, counts.moving)
     assert tier.used_bytes == (counts.total - counts.free) * engine.layout.block_stride
     # A block shared by k sequences counts once.
