@@ -1,0 +1,66 @@
+#include "isa.h"
+
+#include <stdexcept>
+#include <string>
+#include <vector>
+
+#include "isa_binding.h"
+
+#if defined(__x86_64__) && defined(__linux__)
+#include <sys/syscall.h>
+#include <unistd.h>
+#endif
+
+namespace kv {
+namespace {
+
+constexpr const char* NAMES[] = {"portable", "avx2", "avx512", "avx512_bf16", "amx"};
+
+#if defined(__x86_64__) && defined(KV_HAS_avx2)
+bool may_use_tiles() {
+  // Tile data is off until a process asks for it: arch_prctl(ARCH_REQ_XCOMP_PERM, XFEATURE_XTILEDATA).
+  return syscall(SYS_arch_prctl, 0x1023, 18) == 0;
+}
+
+bool has_amx() {
+  unsigned a = 7, b = 0, c = 0, d = 0;
+  __asm__ volatile("cpuid" : "+a"(a), "=b"(b), "+c"(c), "=d"(d));
+  return (d >> 22 & 1) && (d >> 24 & 1) && may_use_tiles();  // AMX-BF16 and AMX-TILE
+}
+
+Isa best_isa() {
+  __builtin_cpu_init();
+  if (!(__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c")))
+    return Isa::portable;
+  if (!(__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+        __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq")))
+    return Isa::avx2;
+  if (!(__builtin_cpu_supports("avx512bf16") && __builtin_cpu_supports("avx512vnni"))) return Isa::avx512;
+  return has_amx() ? Isa::amx : Isa::avx512_bf16;
+}
+#else
+Isa best_isa() { return Isa::portable; }
+#endif
+
+const Isa best = best_isa();
+Isa active = best;
+
+}  // namespace
+
+Isa active_isa() { return active; }
+const char* isa_name(Isa isa) { return NAMES[static_cast<int>(isa)]; }
+
+std::vector<std::string> available_isas() {
+  return {NAMES, NAMES + static_cast<int>(best) + 1};
+}
+
+void set_isa(const std::string& name) {
+  for (int i = 0; i <= static_cast<int>(best); ++i)
+    if (name == NAMES[i]) {
+      active = static_cast<Isa>(i);
+      return;
+    }
+  throw std::invalid_argument("instruction set '" + name + "' is not one that this build and processor have");
+}
+
+}  // namespace kv

@@ -1,0 +1,16 @@
+// What the memory of this machine allows: the yardstick of the kernels' benchmarks.
+#pragma once
+
+#include <cstdint>
+
+#include "isa.h"
+
+namespace kv {
+
+struct LimitKernels {
+  uint64_t (*read)(const uint8_t* data, int64_t bytes);  // reads every byte once; returns something that depends on it
+};
+
+KV_DECLARE(LimitKernels, limit_kernels)
+
+}  // namespace kv

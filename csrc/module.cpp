@@ -1,0 +1,23 @@
+// The Python module kvpager._native: every concept binds itself in its own bind_*.cpp.
+#include <nanobind/nanobind.h>
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/vector.h>
+
+#include "isa.h"
+#include "isa_binding.h"
+#include "threads.h"
+
+namespace nb = nanobind;
+
+namespace kv {
+void bind_limits(nb::module_& m);
+}  // namespace kv
+
+NB_MODULE(_native, m) {
+  m.doc() = "Native CPU kernels of kvpager; internal, use kvpager.native and the classes above it.";
+  m.def("isa", [] { return std::string(kv::isa_name(kv::active_isa())); });
+  m.def("available_isas", &kv::available_isas);
+  m.def("set_isa", &kv::set_isa, nb::arg("name"));
+  m.def("num_threads", &kv::max_threads, "Threads a kernel may use: OpenMP's setting, at most the CPU quota.");
+  kv::bind_limits(m);
+}
