@@ -1,8 +1,5 @@
 // Paged attention: what one call is given, and the work items it is cut into. Numbers are elements unless they say bytes.
 //
-//   packed rows     [tokens, heads, dim]; dim is contiguous, the other strides are free
-//   cached rows     block b, KV head h, half (0 = K, 1 = V), slot s:
-//                   base + b * block_stride + h * head_stride + half * half_stride + s * slot_stride  (bytes)
 //   sequence i      queries query_offsets[i] .. query_offsets[i+1] of the packed rows, at positions starts[i], +1, ...
 //                   pages   table_offsets[i] .. table_offsets[i+1] of `blocks`; entry e holds page pages[e] (null: the
 //                           first entry is page first_pages[i], and they follow one another)
@@ -13,24 +10,10 @@
 
 #include <cstdint>
 
-#include "dtype.h"
+#include "cache_layer.h"
 #include "isa.h"
 
 namespace kv {
-
-struct CacheLayer {
-  const uint8_t* base;  // of this layer in block 0
-  int64_t block_stride, head_stride, half_stride, slot_stride;  // bytes
-  const uint8_t* scales;  // null, or float [kv_heads, 2] of this layer in block 0, every block_stride bytes
-  DType dtype;
-  int kv_heads, head_dim, page_size;
-};
-
-struct Rows {
-  uint8_t* data;
-  int64_t token_stride, head_stride;  // elements
-  DType dtype;                        // f32, bf16 or f16
-};
 
 struct Pages {  // the sequences of a step, the same for every layer of a group
   int64_t num_sequences;

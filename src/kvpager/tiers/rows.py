@@ -1,5 +1,8 @@
 """K and V rows in and out of blocks, as torch tensors. The one place that knows how a layer looks inside the arena."""
 
+from types import ModuleType
+from typing import Any
+
 import numpy as np
 import torch
 from torch import Tensor
@@ -28,6 +31,26 @@ def layer_view(arena: Arena, layout: KVLayout, layer: int) -> Tensor:
         (arena.num_blocks, group.kv_heads, 2, layout.page_size, group.head_dim),
         (arena.block_stride // layout.item_bytes, 2 * rows, rows, group.head_dim, 1),
         offset,
+    )
+
+
+def cache_layer(native: ModuleType, arena: Arena, layout: KVLayout, layer: int) -> Any:
+    """The same layer as the native kernels take it; ``native`` is their module. Borrows the arena's memory."""
+    place = layout.places[layer]
+    group = layout.groups[place.group]
+    slot = group.head_dim * layout.item_bytes
+    half = layout.page_size * slot
+    return native.CacheLayer(
+        address=arena.address + layout.slot_offset(place.group, place.index, 0, 0, 0),
+        num_blocks=arena.num_blocks,
+        block_stride=arena.block_stride,
+        head_stride=2 * half,
+        half_stride=half,
+        slot_stride=slot,
+        kv_heads=group.kv_heads,
+        head_dim=group.head_dim,
+        page_size=layout.page_size,
+        dtype=layout.dtype,
     )
 
 
