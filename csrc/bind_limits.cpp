@@ -1,5 +1,7 @@
 #include <nanobind/nanobind.h>
 
+#include <algorithm>
+
 #include "limits.h"
 #include "threads.h"
 
@@ -12,7 +14,9 @@ void bind_limits(nb::module_& m) {
       "read_bytes",
       [](uintptr_t address, int64_t bytes, int threads) {
         const auto* data = reinterpret_cast<const uint8_t*>(address);
-        const int64_t share = (bytes / threads + 63) / 64 * 64;
+        if (bytes < 0) throw nb::value_error("bytes must not be negative");
+        if (threads < 1) throw nb::value_error("threads must be at least 1");
+        const int64_t share = (bytes / threads + 64) / 64 * 64;  // above bytes / threads: together they reach the end
         uint64_t found = 0;
         nb::gil_scoped_release release;
 #pragma omp parallel for num_threads(threads) reduction(^ : found) schedule(static, 1)

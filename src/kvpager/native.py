@@ -1,5 +1,6 @@
-"""The native kernels, where they could be built: loads the compiled module and says why it is missing. Imports nothing of
-torch, but shares its OpenMP runtime: two runtimes in one process would fight for the cores.
+"""The native kernels, where they could be built: loads the compiled module and says why it is missing.
+
+Imports nothing of torch, but shares its OpenMP runtime: two runtimes in one process would fight for the cores.
 """
 
 import ctypes
