@@ -7,6 +7,7 @@
 #include "isa_binding.h"
 
 #if defined(__x86_64__) && defined(__linux__)
+#include <cpuid.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 #endif
@@ -22,10 +23,15 @@ bool may_use_tiles() {
   return syscall(SYS_arch_prctl, 0x1023, 18) == 0;
 }
 
+// Of leaf 7; asked for by hand, because not every compiler knows these names.
+bool has_avx512_bf16() {
+  unsigned a = 0, b = 0, c = 0, d = 0;
+  return __get_cpuid_count(7, 1, &a, &b, &c, &d) && (a >> 5 & 1);
+}
+
 bool has_amx() {
-  unsigned a = 7, b = 0, c = 0, d = 0;
-  __asm__ volatile("cpuid" : "+a"(a), "=b"(b), "+c"(c), "=d"(d));
-  return (d >> 22 & 1) && (d >> 24 & 1) && may_use_tiles();  // AMX-BF16 and AMX-TILE
+  unsigned a = 0, b = 0, c = 0, d = 0;
+  return __get_cpuid_count(7, 0, &a, &b, &c, &d) && (d >> 22 & 1) && (d >> 24 & 1) && may_use_tiles();  // BF16, TILE
 }
 
 Isa best_isa() {
@@ -35,7 +41,7 @@ Isa best_isa() {
   if (!(__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
         __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq")))
     return Isa::avx2;
-  if (!(__builtin_cpu_supports("avx512bf16") && __builtin_cpu_supports("avx512vnni"))) return Isa::avx512;
+  if (!(__builtin_cpu_supports("avx512vnni") && has_avx512_bf16())) return Isa::avx512;
   return has_amx() ? Isa::amx : Isa::avx512_bf16;
 }
 #else

@@ -130,12 +130,35 @@ inline uint16_t to_bf16(float x) {
 }
 
 inline uint16_t to_f16(float x) {
-  const _Float16 h = static_cast<_Float16>(x);
-  return bits<uint16_t>(h);
+#if defined(KV_X86)
+  return static_cast<uint16_t>(_cvtss_sh(x, _MM_FROUND_TO_NEAREST_INT));
+#else
+  const uint32_t u = bits<uint32_t>(x), magnitude = u & 0x7fffffffu;
+  uint32_t half;
+  if (magnitude > 0x7f800000u) {
+    half = 0x7e00u | (magnitude >> 13 & 0x3ffu);  // NaN stays NaN, quiet
+  } else if (magnitude >= 0x477ff000u) {
+    half = 0x7c00u;  // rounds to more than the largest half
+  } else if (magnitude < 0x38800000u) {
+    half = bits<uint32_t>(bits<float>(magnitude) + 0.5f) - 0x3f000000u;  // subnormal: one unit is the last bit of 0.5f
+  } else {
+    half = (magnitude + 0xfffu + (magnitude >> 13 & 1u) - (112u << 23)) >> 13;
+  }
+  return static_cast<uint16_t>(half | (u >> 16 & 0x8000u));
+#endif
 }
 
 inline float from_bf16(uint16_t x) { return bits<float>(static_cast<uint32_t>(x) << 16); }
-inline float from_f16(uint16_t x) { return static_cast<float>(bits<_Float16>(x)); }
+
+inline float from_f16(uint16_t x) {
+#if defined(KV_X86)
+  return _cvtsh_ss(x);
+#else
+  const uint32_t rest = x & 0x7fffu, special = rest > 0x7c00u ? 0x7fc00000u : rest == 0x7c00u ? 0x7f800000u : 0u;
+  const float scaled = bits<float>(rest << 13) * 0x1p112f;
+  return bits<float>(bits<uint32_t>(scaled) | special | (x & 0x8000u) << 16);
+#endif
+}
 
 inline vh to_bf16(vf x) {
   const vu u = bits<vu>(x);
