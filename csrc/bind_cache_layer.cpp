@@ -39,7 +39,9 @@ void bind_cache_layer(nb::module_& m) {
           },
           nb::kw_only(), "address"_a, "num_blocks"_a, "block_stride"_a, "head_stride"_a, "half_stride"_a,
           "slot_stride"_a, "kv_heads"_a, "head_dim"_a, "page_size"_a, "dtype"_a, "scales"_a = 0,
-          "Strides in bytes; addresses of the layer (and of its scales) in block 0.");
+          "Strides in bytes; addresses of the layer (and of its scales) in block 0.")
+      .def_ro("head_dim", &CacheLayer::head_dim)
+      .def_ro("kv_heads", &CacheLayer::kv_heads);
 }
 
 }  // namespace kv

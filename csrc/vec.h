@@ -199,5 +199,17 @@ inline vf exp_negative(vf x) {
   return keep ? bits<vf>(bits<vi>(p) + (n << 23)) : vf{};
 }
 
+// tanh(x): a truncated series near 0, (1 - e) / (1 + e) with e = exp(-2 |x|) elsewhere; relative error below 1e-6.
+inline vf tanh(vf x) {
+  const vf size = bits<vf>(bits<vi>(x) & 0x7fffffff), square = x * x;
+  const vf e = exp_negative(splat(-2.0f) * size);
+  const vf far = bits<vf>(bits<vi>((splat(1.0f) - e) / (splat(1.0f) + e)) | (bits<vi>(x) & (vi{} + INT32_MIN)));
+  vf p = splat(62.0f / 2835) * square - splat(17.0f / 315);
+  p = p * square + splat(2.0f / 15);
+  p = p * square - splat(1.0f / 3);
+  const vf near = x + x * square * p;
+  return size < splat(0.25f) ? near : x == x ? far : x;
+}
+
 }  // namespace
 }  // namespace kv::KV_ISA

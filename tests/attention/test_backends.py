@@ -1,9 +1,11 @@
 """Each backend through the contract of all."""
 
+import pytest
 import torch
 
-from kvpager import KVLayout, open_cache
+from kvpager import KVLayout, native, open_cache
 from kvpager.attention import AttentionBackend, reference
+from kvpager.attention.cpu import CpuBackend
 from kvpager.attention.reference import ReferenceBackend
 from kvpager.attention.torch_batched import TorchBackend
 from tests.attention.bench import Bench
@@ -44,3 +46,11 @@ class TestTorch(AttentionBackendContract):
                 bench.step({seq: at + 1 for at, seq in enumerate(seqs)})
                 outputs.append(bench.step(dict.fromkeys(seqs, 1))[0])
         torch.testing.assert_close(outputs[0], outputs[1], rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.skipif(native.module() is None, reason=native.why_not())
+class TestCpu(AttentionBackendContract):
+    name = "cpu"
+
+    def make(self) -> AttentionBackend:
+        return CpuBackend()

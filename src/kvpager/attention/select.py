@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from kvpager.attention import cpu
 from kvpager.attention.backend import AttentionBackend
 from kvpager.attention.reference import ReferenceBackend
 from kvpager.attention.torch_batched import TorchBackend
@@ -32,6 +33,7 @@ class _Entry:
 
 # Best first.
 _BACKENDS: dict[str, _Entry] = {
+    "cpu": _Entry(cpu.CpuBackend, cpu.why_not),
     "torch": _Entry(TorchBackend, lambda layout: ""),
     "reference": _Entry(ReferenceBackend, lambda layout: ""),
 }

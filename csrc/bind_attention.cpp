@@ -1,0 +1,91 @@
+#include <nanobind/nanobind.h>
+#include <nanobind/ndarray.h>
+#include <nanobind/stl/optional.h>
+#include <nanobind/stl/string.h>
+
+#include <optional>
+#include <vector>
+
+#include "attention_plan.h"
+#include "rows_binding.h"
+
+namespace nb = nanobind;
+using namespace nb::literals;
+
+namespace kv {
+namespace {
+
+using Array = nb::ndarray<nb::ro, nb::device::cpu>;
+
+template <class T>
+std::vector<T> read_array(const char* name, const Array& array) {
+  const std::string argument = name;
+  if (array.dtype() != nb::dtype<T>())
+    throw nb::value_error((argument + ": expected int" + std::to_string(8 * sizeof(T))).c_str());
+  if (array.ndim() != 1) throw nb::value_error((argument + ": expected one dimension").c_str());
+  const auto* data = static_cast<const T*>(array.data());
+  std::vector<T> values(array.shape(0));
+  for (size_t i = 0; i < values.size(); ++i) values[i] = data[static_cast<int64_t>(i) * array.stride(0)];
+  return values;
+}
+
+Rows read_rows(const char* name, uintptr_t address, int64_t token_stride, int64_t head_stride, const std::string& dtype) {
+  const std::string argument = name;
+  const DType type = parse_dtype(name, dtype);
+  if (is_quantized(type)) throw nb::value_error((argument + ": dtype '" + dtype + "' is not supported").c_str());
+  if (!address) throw nb::value_error((argument + ": rows need memory").c_str());
+  return {reinterpret_cast<uint8_t*>(address), token_stride, head_stride, type};
+}
+
+}  // namespace
+
+void bind_attention(nb::module_& m) {
+  nb::class_<AttentionPlan>(m, "AttentionPlan", "One group's step of paged attention, the same for every layer.")
+      .def(
+          "__init__",
+          [](AttentionPlan* self, const Array& query_offsets, const Array& starts, const Array& table_offsets,
+             const Array& blocks, const std::optional<Array>& pages, int64_t window, int64_t page_size,
+             int64_t num_blocks) {
+            new (self) AttentionPlan(
+                read_array<int64_t>("query_offsets", query_offsets), read_array<int64_t>("starts", starts),
+                read_array<int64_t>("table_offsets", table_offsets), read_array<int32_t>("blocks", blocks),
+                pages ? read_array<int32_t>("pages", *pages) : std::vector<int32_t>(), pages.has_value(), window,
+                page_size, num_blocks);
+          },
+          nb::kw_only(), "query_offsets"_a, "starts"_a, "table_offsets"_a, "blocks"_a, "pages"_a = nb::none(),
+          "window"_a = 0, "page_size"_a, "num_blocks"_a,
+          "query_offsets [S+1] int64: the packed queries of each sequence; starts [S] int64: position of its first one;\n"
+          "table_offsets [S+1] int64 into blocks [entries] int32; pages [entries] int32: the page each entry holds,\n"
+          "any subset of a sequence's pages in order (None: all that its queries see, from the first one on).")
+      .def_prop_ro("num_tokens", &AttentionPlan::num_tokens)
+      .def(
+          "run",
+          [](AttentionPlan& self, const CacheLayer& layer, int query_heads, uintptr_t q, int64_t q_token_stride,
+             int64_t q_head_stride, const std::string& q_dtype, uintptr_t out, int64_t out_token_stride,
+             int64_t out_head_stride, const std::string& out_dtype, float scale, float softcap, uintptr_t sinks,
+             uintptr_t lse) {
+            self.check(layer);
+            if (query_heads < 1 || query_heads % layer.kv_heads)
+              throw nb::value_error("query_heads must be a multiple of the layer's kv_heads");
+            if (!self.num_tokens()) return;
+            const AttentionCall call{nullptr,
+                                     layer,
+                                     read_rows("q", q, q_token_stride, q_head_stride, q_dtype),
+                                     read_rows("out", out, out_token_stride, out_head_stride, out_dtype),
+                                     reinterpret_cast<float*>(lse),
+                                     reinterpret_cast<const float*>(sinks),
+                                     scale,
+                                     softcap,
+                                     query_heads};
+            const auto items = self.items_for(call);
+            nb::gil_scoped_release release;
+            self.run(call, *items);
+          },
+          "layer"_a, "query_heads"_a, "q"_a, "q_token_stride"_a, "q_head_stride"_a, "q_dtype"_a, "out"_a,
+          "out_token_stride"_a, "out_head_stride"_a, "out_dtype"_a, "scale"_a, "softcap"_a = 0.0f, "sinks"_a = 0,
+          "lse"_a = 0,
+          "Attends: q and out are addresses of [tokens, query_heads, head_dim], strides in elements, head_dim contiguous;\n"
+          "sinks an address of float32 [query_heads], lse of float32 [tokens, query_heads] to be written; 0: none.");
+}
+
+}  // namespace kv

@@ -1,0 +1,146 @@
+"""Attention by the native kernels, straight from the blocks of a pool in host memory: no gather, no padding, and bits that
+depend on nothing but a sequence's own rows. Where its bytes lie elsewhere, the reference does the work.
+"""
+
+from collections.abc import Sequence
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from kvpager import native
+from kvpager.attention.backend import DEFAULT_OPTIONS, LayerOptions, Plan
+from kvpager.attention.reference import ReferencePlan, check_packed
+from kvpager.cache.prefix_match import first_visible_page
+from kvpager.cache.step import StepBatch
+from kvpager.errors import ConfigError
+from kvpager.memory.arena import Arena
+from kvpager.memory.layout import KVLayout
+from kvpager.tiers.rows import cache_layer, layer_view
+
+_DTYPE_NAME = {torch.float32: "float32", torch.bfloat16: "bfloat16", torch.float16: "float16"}
+_MAX_HEAD_DIM = 256
+
+
+def why_not(layout: KVLayout | None) -> str:
+    """Why the native kernels can't serve ``layout``; empty where they can."""
+    if native.module() is None:
+        return native.why_not()
+    widest = 0 if layout is None else max(group.head_dim for group in layout.groups)
+    return f"head_dim {widest} is over {_MAX_HEAD_DIM}" if widest > _MAX_HEAD_DIM else ""
+
+
+class CpuBackend:
+    name = "cpu"
+
+    def __init__(self) -> None:
+        module = native.module()
+        if module is None:
+            raise ConfigError(f"no native kernels: {native.why_not()}")
+        self._native = module
+        self._layers: dict[tuple[int, int, KVLayout], list[Any]] = {}
+
+    def plan(self, batch: StepBatch, arena: Arena) -> Plan:
+        if arena.device != "cpu":
+            return ReferencePlan(batch, arena)
+        key = (arena.address, arena.num_blocks, batch.layout)
+        if key not in self._layers:  # the pool was resized, or is another one
+            layers = [cache_layer(self._native, arena, batch.layout, layer) for layer in range(batch.layout.layers)]
+            self._layers = {key: layers}
+        return CpuPlan(self._native, batch, arena, self._layers[key])
+
+
+class CpuPlan:
+    """One step: its sequences as the kernels take them, per layer group."""
+
+    def __init__(self, module: ModuleType, batch: StepBatch, arena: Arena, layers: list[Any]) -> None:
+        self._batch = batch
+        self._arena = arena
+        self._layers = layers
+        self._places = batch.layout.places
+        self._plans = [_group_plan(module, batch, group, arena.num_blocks) for group in range(batch.layout.num_groups)]
+        self._slots = torch.from_numpy(batch.positions() % batch.layout.page_size)
+        self._new_blocks = [
+            torch.from_numpy(batch.token_blocks(group).astype(np.int64)) for group in range(batch.layout.num_groups)
+        ]
+
+    def run(self, layer: int, q: Tensor, k: Tensor, v: Tensor, options: LayerOptions = DEFAULT_OPTIONS) -> Tensor:
+        check_packed(self._batch, layer, q, k, v, options)
+        group = self._places[layer].group
+        view, blocks = layer_view(self._arena, self._batch.layout, layer), self._new_blocks[group]
+        view[blocks, :, 0, self._slots] = k
+        view[blocks, :, 1, self._slots] = v
+        return attend(self._plans[group], self._layers[layer], q, options)
+
+
+def _group_plan(module: ModuleType, batch: StepBatch, group: int, num_blocks: int) -> Any:
+    page_size, window = batch.layout.page_size, batch.layout.groups[group].window
+    tables = [
+        table[first_visible_page(start, window, page_size) : batch.layout.num_pages(stop)]
+        for table, start, stop in zip(batch.tables[group], batch.starts.tolist(), batch.stops.tolist(), strict=True)
+    ]
+    return module.AttentionPlan(
+        query_offsets=batch.offsets(),
+        starts=batch.starts,
+        table_offsets=np.cumsum([0, *map(len, tables)]),
+        blocks=np.concatenate(tables) if tables else np.empty(0, np.int32),
+        window=window or 0,
+        page_size=page_size,
+        num_blocks=num_blocks,
+    )
+
+
+def attend(plan: Any, layer: Any, q: Tensor, options: LayerOptions = DEFAULT_OPTIONS) -> Tensor:
+    """``plan`` and ``layer``: the native AttentionPlan and CacheLayer. q [tokens, query_heads, head_dim], any strides.
+    Returns the same shape and dtype; options as for Plan.run."""
+    out = torch.empty(q.shape, dtype=q.dtype)
+    _run(plan, layer, q, out, options, None)
+    return out
+
+
+def attend_partly(plan: Any, layer: Any, q: Tensor, options: LayerOptions = DEFAULT_OPTIONS) -> tuple[Tensor, Tensor]:
+    """Attention to some of the pages only: out in fp32, and the log of the sum of exp(score) [tokens, query_heads],
+    -inf with an out of 0 where nothing is seen. ``options.sinks`` join the sum: give them to one part only."""
+    out, lse = torch.empty(q.shape, dtype=torch.float32), torch.empty(q.shape[:2], dtype=torch.float32)
+    _run(plan, layer, q, out, options, lse)
+    return out, lse
+
+
+def merge_partials(parts: Sequence[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
+    """The attention to all pages, from parts of it over different pages, as attend_partly returns them: each part
+    weighs exp(its lse - the whole's). Can be merged on with others."""
+    lses = torch.stack([lse for _, lse in parts])
+    lse = torch.logsumexp(lses, dim=0)
+    weights = torch.exp(lses - lse.masked_fill(lse == -torch.inf, 0.0))
+    return torch.stack([out for out, _ in parts]).mul_(weights[..., None]).sum(0), lse
+
+
+def _run(plan: Any, layer: Any, q: Tensor, out: Tensor, options: LayerOptions, lse: Tensor | None) -> None:
+    dtype = _DTYPE_NAME.get(q.dtype)
+    if dtype is None:
+        raise ConfigError(f"q is {q.dtype}; choose one of {', '.join(_DTYPE_NAME.values())}")
+    if q.shape[0] != plan.num_tokens:
+        raise ConfigError(f"q has {q.shape[0]} tokens, the plan has {plan.num_tokens}")
+    if q.shape[2] != layer.head_dim:
+        raise ConfigError(f"q has head_dim {q.shape[2]}, the layer has {layer.head_dim}")
+    if q.stride(2) != 1:
+        q = q.contiguous()
+    sinks = None if options.sinks is None else options.sinks.to(device="cpu", dtype=torch.float32).contiguous()
+    plan.run(
+        layer,
+        q.shape[1],
+        q.data_ptr(),
+        q.stride(0),
+        q.stride(1),
+        dtype,
+        out.data_ptr(),
+        out.stride(0),
+        out.stride(1),
+        _DTYPE_NAME[out.dtype],
+        q.shape[2] ** -0.5 if options.scale is None else options.scale,
+        options.softcap or 0.0,
+        0 if sinks is None else sinks.data_ptr(),
+        0 if lse is None else lse.data_ptr(),
+    )
