@@ -12,6 +12,8 @@ namespace nb = nanobind;
 namespace kv {
 void bind_cache_layer(nb::module_& m);
 void bind_limits(nb::module_& m);
+void bind_kv_write(nb::module_& m);
+void bind_block_copy(nb::module_& m);
 }  // namespace kv
 
 NB_MODULE(_native, m) {
@@ -22,4 +24,6 @@ NB_MODULE(_native, m) {
   m.def("num_threads", &kv::max_threads, "Threads a kernel may use: OpenMP's setting, at most the CPU quota.");
   kv::bind_cache_layer(m);
   kv::bind_limits(m);
+  kv::bind_kv_write(m);
+  kv::bind_block_copy(m);
 }
