@@ -13,6 +13,8 @@ namespace kv {
 void bind_attention(nb::module_& m);
 void bind_cache_layer(nb::module_& m);
 void bind_limits(nb::module_& m);
+void bind_kv_write(nb::module_& m);
+void bind_block_copy(nb::module_& m);
 }  // namespace kv
 
 NB_MODULE(_native, m) {
@@ -24,4 +26,6 @@ NB_MODULE(_native, m) {
   kv::bind_attention(m);
   kv::bind_cache_layer(m);
   kv::bind_limits(m);
+  kv::bind_kv_write(m);
+  kv::bind_block_copy(m);
 }

@@ -1,0 +1,23 @@
+// Copies of whole blocks: inside a pool (copy-on-write, moves of a resize), from a pool into one buffer (gather), and back
+// (scatter), with a checksum of each block on the way if asked for.
+#pragma once
+
+#include <cstdint>
+
+#include "isa.h"
+
+namespace kv {
+
+struct Blocks {  // block b lies at base + b * stride
+  uint8_t* base;
+  int64_t num_blocks, stride, bytes;  // bytes: of one block, at most stride
+};
+
+struct BlockCopyKernels {
+  // Copies past the caches. `next` is where the following copy will read from: its first lines are asked for in time.
+  void (*stream)(uint8_t* out, const uint8_t* in, int64_t bytes, const uint8_t* next);
+};
+
+KV_DECLARE(BlockCopyKernels, block_copy_kernels)
+
+}  // namespace kv

@@ -1,0 +1,68 @@
+// Floats to every stored float type, rounded to nearest even, and rows whose length is no multiple of a vector.
+// Include only from *.isa.cpp.
+#pragma once
+
+#include "vec.h"
+
+namespace kv::KV_ISA {
+namespace {
+
+template <DType T>
+struct Storing;  // store(p, v): VL consecutive elements
+
+template <>
+struct Storing<DType::f32> {
+  static inline void store(void* p, vf v) { std::memcpy(p, &v, sizeof v); }
+};
+
+template <>
+struct Storing<DType::bf16> {
+  static inline void store(void* p, vf v) {
+    const vh h = to_bf16(v);
+    std::memcpy(p, &h, sizeof h);
+  }
+};
+
+template <>
+struct Storing<DType::f16> {
+  static inline void store(void* p, vf v) {
+#if defined(KV_AVX512)
+    _mm256_storeu_si256(static_cast<__m256i*>(p), _mm512_cvtps_ph(bits<__m512>(v), _MM_FROUND_TO_NEAREST_INT));
+#elif defined(KV_X86)
+    _mm_storeu_si128(static_cast<__m128i*>(p), _mm256_cvtps_ph(bits<__m256>(v), _MM_FROUND_TO_NEAREST_INT));
+#else
+    vh h;
+    for (int i = 0; i < VL; ++i) h[i] = to_f16(v[i]);
+    std::memcpy(p, &h, sizeof h);
+#endif
+  }
+};
+
+template <DType T>
+inline vf rounded_to(vf v) {  // the nearest numbers that T has
+  if constexpr (T == DType::f32) {
+    return v;
+  } else {
+    vh h;
+    Storing<T>::store(&h, v);
+    return Stored<T>::load(&h);
+  }
+}
+
+// The first n < VL elements; the others are zero, and memory behind the n is neither read nor written.
+template <DType T>
+inline vf load_part(const void* p, int n) {
+  typename Stored<T>::item items[VL] = {};
+  std::memcpy(items, p, n * sizeof items[0]);
+  return Stored<T>::load(items);
+}
+
+template <DType T>
+inline void store_part(void* p, vf v, int n) {
+  typename Stored<T>::item items[VL];
+  Storing<T>::store(items, v);
+  std::memcpy(p, items, n * sizeof items[0]);
+}
+
+}  // namespace
+}  // namespace kv::KV_ISA
