@@ -1,0 +1,172 @@
+// The arithmetic of prefill: matrix products and exponentials, one engine per kind of element. Include only from
+// prefill.isa.cpp.
+//
+// Every product is c[rows, LANES] += a[rows, k] b[k, LANES], where a lane is a query row. One dword holds one float or two
+// neighbouring bf16 of k, and k is cut into chunks of 16 dwords (a cache line, the row of an AMX tile):
+//
+//   a   [chunks][rows][16] dwords      K: rows are keys, k are dims          V: rows are dims, k are keys
+//   b   [chunks * 16][LANES] dwords    Q: k are dims                         weights: k are keys
+//
+// Keys times queries, not queries times keys: the maximum and the sum of a softmax then run along vectors, not across.
+#pragma once
+
+#include "vec.h"
+
+namespace kv::KV_ISA {
+namespace {
+
+constexpr int LANES = 2 * VL;  // query rows of a panel
+constexpr int CHUNK = 16;      // dwords
+constexpr int KEYS = 64;       // keys of a tile: what one pass of softmax handles
+
+// Blocks of BLOCK rows by two vectors in registers: as many sums as hide the latency of the multiplications.
+template <class Dot>
+inline void multiply_vectors(const uint32_t* a, const uint32_t* b, float* c, int rows, int chunks, bool add, Dot dot) {
+  constexpr int BLOCK = VL == 16 ? 8 : 4;
+  for (int row = 0; row < rows; row += BLOCK, c += BLOCK * LANES) {
+    vf sums[BLOCK][2] = {};
+    if (add)
+      for (int i = 0; i < BLOCK; ++i)
+        for (int v = 0; v < 2; ++v) sums[i][v] = load_as<vf>(c + i * LANES + v * VL);
+    for (int chunk = 0; chunk < chunks; ++chunk) {
+      const uint32_t* left = a + (chunk * rows + row) * CHUNK;
+      const uint32_t* right = b + chunk * CHUNK * LANES;
+      for (int k = 0; k < CHUNK; ++k) {
+        const vu first = load_as<vu>(right + k * LANES), second = load_as<vu>(right + k * LANES + VL);
+#pragma GCC unroll 8
+        for (int i = 0; i < BLOCK; ++i) {
+          const vu one = vu{} + left[i * CHUNK + k];
+          sums[i][0] = dot(sums[i][0], one, first);
+          sums[i][1] = dot(sums[i][1], one, second);
+        }
+      }
+    }
+    for (int i = 0; i < BLOCK; ++i)
+      for (int v = 0; v < 2; ++v) std::memcpy(c + i * LANES + v * VL, &sums[i][v], sizeof(vf));
+  }
+}
+
+// 2^x, relative error below 2e-7; 0 below -126. Minimax polynomial of 2^r for r in [-1/2, 1/2].
+inline vf exp2_exact(vf x) {
+  const vi keep = x > splat(-126.0f);
+  const vf bounded = keep ? x : splat(-126.0f);
+  const vf shifted = bounded + splat(0x1.8p23f);  // round to nearest by a large addend
+  const vi n = bits<vi>(shifted) - bits<vi>(splat(0x1.8p23f));
+  const vf r = bounded - (shifted - splat(0x1.8p23f));
+  vf p = splat(1.53458120e-4f);
+  p = p * r + splat(1.33999312e-3f);
+  p = p * r + splat(9.61848896e-3f);
+  p = p * r + splat(5.55032878e-2f);
+  p = p * r + splat(2.40226469e-1f);
+  p = p * r + splat(6.93147206e-1f);
+  p = p * r + splat(1.0f);
+  return keep ? bits<vf>(bits<vi>(p) + (n << 23)) : vf{};
+}
+
+struct F32 {
+  using item = float;
+  static constexpr DType dtype = DType::f32;
+  static constexpr int PER_DWORD = 1;
+
+  static inline vf exp2(vf x) { return exp2_exact(x); }
+  static inline vu pack(const vf* weights) { return bits<vu>(weights[0]); }
+  static inline item round(float x) { return x; }
+
+  template <class Background>
+  static void multiply(const uint32_t* a, const uint32_t* b, float* c, int rows, int chunks, bool add, Background) {
+    multiply_vectors(a, b, c, rows, chunks, add, [](vf sum, vu x, vu y) { return sum + bits<vf>(x) * bits<vf>(y); });
+  }
+  static void begin() {}
+  static void end() {}
+};
+
+#if defined(KV_BF16_DOT)
+struct Bf16 {
+  using item = uint16_t;
+  static constexpr DType dtype = DType::bf16;
+  static constexpr int PER_DWORD = 2;
+
+  // 2^x, relative error below 8e-5, less than bf16 keeps. Minimax polynomial of 2^r for r in [0, 1).
+  static inline vf exp2(vf x) {
+    const __m512 r = _mm512_reduce_ps((__m512)x, 1);  // x - floor(x); 0 for infinity
+    __m512 p = _mm512_set1_ps(0.07802452f);
+    p = _mm512_fmadd_ps(p, r, _mm512_set1_ps(0.22606716f));
+    p = _mm512_fmadd_ps(p, r, _mm512_set1_ps(0.69583354f));
+    p = _mm512_fmadd_ps(p, r, _mm512_set1_ps(0.99992522f));
+    return (vf)_mm512_scalef_ps(p, (__m512)x);  // p * 2^floor(x)
+  }
+  static inline vu pack(const vf* weights) {  // two keys: the first in the low halves
+    const __m512i halves = (__m512i)_mm512_cvtne2ps_pbh((__m512)weights[1], (__m512)weights[0]);
+    alignas(64) static constexpr uint16_t ZIP[32] = {0, 16, 1, 17, 2,  18, 3,  19, 4,  20, 5,  21, 6,  22, 7,  23,
+                                                     8, 24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29, 14, 30, 15, 31};
+    return (vu)_mm512_permutexvar_epi16(_mm512_load_si512(ZIP), halves);
+  }
+  static inline item round(float x) { return to_bf16(x); }
+
+  template <class Background>
+  static void multiply(const uint32_t* a, const uint32_t* b, float* c, int rows, int chunks, bool add, Background) {
+    multiply_vectors(a, b, c, rows, chunks, add, [](vf sum, vu x, vu y) {
+      return (vf)_mm512_dpbf16_ps((__m512)sum, (__m512bh)x, (__m512bh)y);
+    });
+  }
+  static void begin() {}
+  static void end() {}
+};
+#endif
+
+#if defined(KV_ISA_amx)
+struct TileConfig {  // the operand of ldtilecfg: palette 1, eight tiles of 16 rows of 64 bytes
+  uint8_t palette = 1, start_row = 0, reserved[14] = {};
+  uint16_t row_bytes[16] = {64, 64, 64, 64, 64, 64, 64, 64};
+  uint8_t rows[16] = {16, 16, 16, 16, 16, 16, 16, 16};
+};
+
+struct Tiles : Bf16 {
+  // Blocks of 2 x 2 tiles. `background` is vector work to do meanwhile: the matrix unit takes 64 cycles for the four
+  // products, the instructions that start them only a few.
+  template <class Background>
+  static void multiply(const uint32_t* a, const uint32_t* b, float* c, int rows, int chunks, bool add,
+                       Background background) {
+    constexpr int TILE = 16 * CHUNK;  // dwords
+    __asm__ volatile("" ::: "memory");  // the tile loads do not tell the compiler that they read memory
+    for (int row = 0; row < rows; row += 32, c += 32 * LANES) {
+      if (add) {
+        _tile_loadd(0, c, LANES * 4);
+        _tile_loadd(1, c + 16, LANES * 4);
+        _tile_loadd(2, c + 16 * LANES, LANES * 4);
+        _tile_loadd(3, c + 16 * LANES + 16, LANES * 4);
+      } else {
+        _tile_zero(0);
+        _tile_zero(1);
+        _tile_zero(2);
+        _tile_zero(3);
+      }
+      for (int chunk = 0; chunk < chunks; ++chunk) {
+        const uint32_t* left = a + (chunk * rows + row) * CHUNK;
+        const uint32_t* right = b + chunk * CHUNK * LANES;
+        _tile_loadd(6, right, LANES * 4);
+        _tile_loadd(4, left, CHUNK * 4);
+        _tile_loadd(7, right + 16, LANES * 4);
+        _tile_loadd(5, left + TILE, CHUNK * 4);
+        _tile_dpbf16ps(0, 4, 6);
+        _tile_dpbf16ps(1, 4, 7);
+        _tile_dpbf16ps(2, 5, 6);
+        _tile_dpbf16ps(3, 5, 7);
+        background();
+      }
+      _tile_stored(0, c, LANES * 4);
+      _tile_stored(1, c + 16, LANES * 4);
+      _tile_stored(2, c + 16 * LANES, LANES * 4);
+      _tile_stored(3, c + 16 * LANES + 16, LANES * 4);
+    }
+  }
+  static void begin() {
+    alignas(64) static constexpr TileConfig config;
+    _tile_loadconfig(&config);
+  }
+  static void end() { _tile_release(); }
+};
+#endif
+
+}  // namespace
+}  // namespace kv::KV_ISA
