@@ -344,6 +344,8 @@ _DEBUG_ALIAS = "KV_DEBUG"  # the short name of KVPAGER_DEBUG
 _NAME = r"[a-z][a-z0-9_-]*"
 _DTYPES = "'auto', 'float32', 'bfloat16' or 'float16'"
 _DTYPE_PATTERN = "auto|float32|bfloat16|float16"
+_KV_DTYPES = "'auto', 'float32', 'bfloat16', 'float16', 'int8' or 'float8_e4m3'"
+_KV_DTYPE_PATTERN = f"{_DTYPE_PATTERN}|int8|float8_e4m3"
 
 
 def _option(default: object, kind: _Kind, meaning: str, change: str) -> Any:
@@ -390,9 +392,10 @@ class Options:
     )
     kv_dtype: str = _option(
         "auto",
-        _Text(_DTYPES, _DTYPE_PATTERN),
-        "Number format of keys and values in the pool; 'auto' is that of the activations.",
-        "bfloat16 to hold twice the tokens of a float32 model, at some exactness.",
+        _Text(_KV_DTYPES, _KV_DTYPE_PATTERN),
+        "Number format of keys and values in the pool; 'auto' is that of the activations. 'int8' and 'float8_e4m3' are "
+        "lossy: one byte an element, and a scale per page and head.",
+        "int8 to hold twice the tokens of a bfloat16 model where answers may differ a little: docs/log.md says how much.",
     )
     eviction: str = _option(
         "lru",

@@ -17,7 +17,8 @@ from kvpager.cache.prefix_match import first_visible_page
 from kvpager.cache.step import StepBatch
 from kvpager.errors import ConfigError
 from kvpager.memory.arena import Arena
-from kvpager.tiers.rows import TORCH_DTYPE, layer_view
+from kvpager.tiers.quantized import TokenPlaces
+from kvpager.tiers.rows import LayerRows, writable_dtypes
 
 _MAX_SCORES = 1 << 24  # scores held at once per sequence: a long prefill is cut into rows of queries
 
@@ -36,9 +37,10 @@ class ReferencePlan:
         self._batch = batch
         self._arena = arena
         self._layout = batch.layout
-        positions = batch.positions()
-        self._slots = self._index(positions % self._layout.page_size)
-        self._new_blocks = [self._index(batch.token_blocks(g)) for g in range(self._layout.num_groups)]
+        slots = batch.positions() % self._layout.page_size
+        self._places = [
+            TokenPlaces.of(batch.token_blocks(group), slots, arena.device) for group in range(self._layout.num_groups)
+        ]
         every = np.arange(batch.num_sequences)
         self._spans = [
             _group_spans(batch, group, every if alone is None else alone[group], self._index)
@@ -47,25 +49,20 @@ class ReferencePlan:
 
     def run(self, layer: int, q: Tensor, k: Tensor, v: Tensor, options: LayerOptions = DEFAULT_OPTIONS) -> Tensor:
         check_packed(self._batch, layer, q, k, v, options)
-        place = self._layout.places[layer]
-        view = layer_view(self._arena, self._layout, layer)
-        self._write(view, place.group, k, v)
+        group = self._layout.places[layer].group
+        rows = LayerRows.of(self._arena, self._layout, layer)
+        rows.write(self._places[group], k, v)
         out = torch.empty_like(q)
-        self._attend_spans(view, place.group, q, out, options)
+        self._attend_spans(rows, group, q, out, options)
         return out
 
-    def _write(self, view: Tensor, group: int, k: Tensor, v: Tensor) -> None:
-        blocks = self._new_blocks[group]
-        view[blocks, :, 0, self._slots] = k
-        view[blocks, :, 1, self._slots] = v
-
-    def _attend_spans(self, view: Tensor, group: int, q: Tensor, out: Tensor, options: LayerOptions) -> None:
+    def _attend_spans(self, rows: LayerRows, group: int, q: Tensor, out: Tensor, options: LayerOptions) -> None:
         window = self._layout.groups[group].window
         for span in self._spans[group]:
-            keys, values = (rows.float() for rows in gather(view, span))
-            rows = max(1, _MAX_SCORES // (q.shape[1] * keys.shape[1]))
-            for first in range(span.query_start, span.query_stop, rows):
-                last = min(first + rows, span.query_stop)
+            keys, values = gather(rows, span, torch.float32)
+            at_once = max(1, _MAX_SCORES // (q.shape[1] * keys.shape[1]))
+            for first in range(span.query_start, span.query_stop, at_once):
+                last = min(first + at_once, span.query_stop)
                 position = span.position + first - span.query_start
                 out[first:last] = attend(q[first:last], keys, values, position, span.first_key, window, options)
 
@@ -99,9 +96,9 @@ def _group_spans(
     return spans
 
 
-def gather(view: Tensor, span: _Span) -> tuple[Tensor, Tensor]:
+def gather(rows: LayerRows, span: _Span, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
     """K and V of a sequence's visible pages: [kv_heads, keys, head_dim] each, real tokens only."""
-    pages = view.index_select(0, span.blocks)  # [pages, kv_heads, 2, page_size, head_dim]
+    pages = rows.pages(span.blocks, dtype)  # [pages, kv_heads, 2, page_size, head_dim]
     num_pages, heads, _, page_size, dim = pages.shape
     both = pages.permute(2, 1, 0, 3, 4).reshape(2, heads, num_pages * page_size, dim)[:, :, : span.num_keys]
     return both[0], both[1]
@@ -163,7 +160,7 @@ def check_packed(batch: StepBatch, layer: int, q: Tensor, k: Tensor, v: Tensor, 
                 f"{name} has shape {tuple(rows.shape)}, expected [tokens, kv_heads, head_dim] "
                 f"({tokens}, {group.kv_heads}, {group.head_dim})"
             )
-        if rows.dtype != TORCH_DTYPE[layout.dtype]:
+        if rows.dtype not in writable_dtypes(layout):
             raise ConfigError(f"{name} is {rows.dtype}, the cache holds {layout.dtype}: convert it first")
     is_packed = q.dim() == 3 and q.shape[0] == tokens and q.shape[2] == group.head_dim
     if not is_packed or q.shape[1] == 0 or q.shape[1] % group.kv_heads:

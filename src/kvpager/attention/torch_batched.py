@@ -3,7 +3,8 @@
 Decoding sequences (one new token each) of similar length are gathered together into one padded tensor and attended by
 one call, so that a step costs a few torch calls per layer, not a few per sequence; the others go one by one. Plain
 softmax attention is torch's scaled_dot_product_attention in the dtype of the cache, the same arithmetic as Hugging
-Face models use by default; what that function does not have (soft-cap, sinks) is computed in fp32 as in reference.py.
+Face models use by default; what that function does not have (soft-cap, sinks) is computed in fp32 as in reference.py. A
+quantized cache is read in the dtype of the queries, where that holds its values exactly.
 
 Query heads that share a KV head are folded into one matrix, [KV heads, group], so that K and V are read once.
 Padding and unused slots are overwritten with zeros after the gather: what lies there may be NaN, and 0 x NaN is NaN.
@@ -23,7 +24,7 @@ from kvpager.attention.reference import ReferencePlan, check_packed, gather, hid
 from kvpager.cache.prefix_match import first_visible_page
 from kvpager.cache.step import StepBatch
 from kvpager.memory.arena import Arena
-from kvpager.tiers.rows import TORCH_DTYPE, layer_view
+from kvpager.tiers.rows import FLOAT_DTYPE, LayerRows
 
 _MAX_PADDING = 1.25  # a bucket's longest page list over its shortest
 _MAX_PAGES = 1 << 14  # pages gathered at once
@@ -62,24 +63,24 @@ class TorchPlan(ReferencePlan):
     def run(self, layer: int, q: Tensor, k: Tensor, v: Tensor, options: LayerOptions = DEFAULT_OPTIONS) -> Tensor:
         check_packed(self._batch, layer, q, k, v, options)
         group = self._layout.places[layer].group
-        view = layer_view(self._arena, self._layout, layer)
-        self._write(view, group, k, v)
+        rows = LayerRows.of(self._arena, self._layout, layer)
+        rows.write(self._places[group], k, v)
         out = torch.empty_like(q)
-        is_plain = options.softcap is None and options.sinks is None and q.dtype == view.dtype
+        is_plain = options.softcap is None and options.sinks is None and q.dtype in rows.exact_dtypes
         if is_plain:
-            self._attend_plain(view, group, q, out, options)
+            self._attend_plain(rows, group, q, out, options)
         else:
-            self._attend_spans(view, group, q, out, options)
+            self._attend_spans(rows, group, q, out, options)
         decode = _decode_plain if is_plain else _decode
         for bucket in self._buckets[group]:
-            out[bucket.queries] = decode(q[bucket.queries], view, bucket, options).to(q.dtype)
+            out[bucket.queries] = decode(q[bucket.queries], rows, bucket, options).to(q.dtype)
         return out
 
-    def _attend_plain(self, view: Tensor, group: int, q: Tensor, out: Tensor, options: LayerOptions) -> None:
+    def _attend_plain(self, rows: LayerRows, group: int, q: Tensor, out: Tensor, options: LayerOptions) -> None:
         """The spans that are not in a bucket, one call each, without padding: as a model alone would compute them."""
         window = self._layout.groups[group].window
         for span in self._spans[group]:
-            keys, values = gather(view, span)
+            keys, values = gather(rows, span, q.dtype)
             queries = q[span.query_start : span.query_stop].transpose(0, 1)[None]
             # Without anything before them and no window, the mask is the square causal one that torch knows.
             is_square = 1 < queries.shape[2] == span.num_keys and (window is None or span.num_keys <= window)
@@ -140,32 +141,33 @@ def _belongs(shortest: int, candidate: int, members: int) -> bool:
 
 
 def _bias(hidden: np.ndarray, dtype: str) -> Tensor:
-    bias = torch.zeros(hidden.shape, dtype=TORCH_DTYPE[dtype])
+    bias = torch.zeros(hidden.shape, dtype=FLOAT_DTYPE.get(dtype, torch.float32))
     return bias.masked_fill_(torch.from_numpy(hidden), -math.inf)[:, None, None]
 
 
-def _gather_bucket(view: Tensor, bucket: _Bucket, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+def _gather_bucket(rows: LayerRows, bucket: _Bucket, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
     """K and V of a bucket, [S, kv_heads, L, dim] each, zeros behind the last token."""
-    _, kv_heads, _, page_size, dim = view.shape
+    _, kv_heads, _, page_size, dim = rows.stored.shape
     num_sequences = len(bucket.queries)
-    gathered = view.index_select(0, bucket.blocks).view(num_sequences, -1, kv_heads, 2, page_size, dim)
-    both = gathered.permute(3, 0, 2, 1, 4, 5).to(dtype).reshape(2, num_sequences, kv_heads, -1, dim)
+    gathered = rows.pages(bucket.blocks, dtype).view(num_sequences, -1, kv_heads, 2, page_size, dim)
+    both = gathered.permute(3, 0, 2, 1, 4, 5).reshape(2, num_sequences, kv_heads, -1, dim)
     both[:, bucket.empty[0], :, bucket.empty[1]] = 0.0
     return both[0], both[1]
 
 
-def _decode_plain(q: Tensor, view: Tensor, bucket: _Bucket, options: LayerOptions) -> Tensor:
+def _decode_plain(q: Tensor, rows: LayerRows, bucket: _Bucket, options: LayerOptions) -> Tensor:
     """q [S, query_heads, dim] -> the same shape; one query per sequence."""
-    keys, values = _gather_bucket(view, bucket, q.dtype)
+    keys, values = _gather_bucket(rows, bucket, q.dtype)
     folded = q.view(q.shape[0], keys.shape[1], -1, q.shape[2])
-    found = scaled_dot_product_attention(folded, keys, values, bucket.bias, scale=options.scale)
+    bias = None if bucket.bias is None else bucket.bias.to(q.dtype)
+    found = scaled_dot_product_attention(folded, keys, values, bias, scale=options.scale)
     return found.reshape(q.shape)
 
 
-def _decode(q: Tensor, view: Tensor, bucket: _Bucket, options: LayerOptions) -> Tensor:
+def _decode(q: Tensor, rows: LayerRows, bucket: _Bucket, options: LayerOptions) -> Tensor:
     """As _decode_plain, in fp32, with soft-cap and sinks."""
     num_sequences, _, dim = q.shape
-    keys, values = _gather_bucket(view, bucket, torch.float32)
+    keys, values = _gather_bucket(rows, bucket, torch.float32)
     kv_heads = keys.shape[1]
     folded = q.float().view(num_sequences, kv_heads, -1, dim)
     scale = dim**-0.5 if options.scale is None else options.scale

@@ -1,4 +1,8 @@
-"""K and V rows in and out of a sequence by hand, without a model: what ``Sequence.write`` and ``read`` do."""
+"""K and V rows in and out of a sequence by hand, without a model: what ``Sequence.write`` and ``read`` do.
+
+Quantized layouts read back what was stored, rounded (tiers/quantized.py says by how much). Their scales are shared by a
+page, so overwriting a part of a page reads the rows behind that part first and writes them again.
+"""
 
 from typing import TYPE_CHECKING
 
@@ -35,7 +39,11 @@ def write_rows(cache: "PagedCache", seq: "Sequence", start: int, k: Rows, v: Row
             _write(cache, seq, start, stop, k, v)
     else:
         cache.make_writable(seq, start, stop)
+        kept_until = min(length, cache.layout.num_pages(stop) * cache.layout.page_size)
+        kept = read_rows(cache, seq, stop, kept_until) if cache.layout.is_quantized and kept_until > stop else None
         _write(cache, seq, start, stop, k, v)
+        if kept is not None:
+            _write(cache, seq, stop, kept_until, *kept)
 
 
 def read_rows(cache: "PagedCache", seq: "Sequence", start: int, stop: int) -> tuple[Rows, Rows]:

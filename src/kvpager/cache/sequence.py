@@ -100,12 +100,15 @@ class Sequence:
         """Writes K and V rows by hand at positions ``start`` on; both [layers, tokens, kv_heads, head_dim].
 
         Extends the sequence where the rows go past its end. Raises ConfigError for a gap, wrong shape or dtype, or a
-        page that is published already; OutOfBlocks where the pool is full.
+        page that is published already; OutOfBlocks where the pool is full. Quantized layouts take any float dtype.
         """
         write_rows(self._cache, self, start, k, v)
 
     def read(self, start: int, stop: int) -> tuple[Rows, Rows]:
-        """Copies of K and V at positions ``start .. stop-1``: two tensors [layers, tokens, kv_heads, head_dim]."""
+        """Copies of K and V at positions ``start .. stop-1``: two tensors [layers, tokens, kv_heads, head_dim].
+
+        In the dtype of the layout; where that is quantized, in float32, and not quite what was written.
+        """
         return read_rows(self._cache, self, start, stop)
 
     def translate(self, position: int, layer: int = 0) -> Location:

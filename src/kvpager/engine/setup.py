@@ -15,7 +15,7 @@ from kvpager.engine.model_runner import ModelRunner
 from kvpager.engine.scheduler import Limits, holding_blocks, tokens_that_fit
 from kvpager.errors import ConfigError
 from kvpager.integrations.model_layout import check_supported, layout_for, max_context
-from kvpager.memory.layout import KVLayout
+from kvpager.memory.layout import QUANTIZED, KVLayout
 from kvpager.models.load import load_model
 
 CANONICAL_CHUNK = 64  # tokens: in deterministic mode prompts are computed in pieces that end at multiples of it
@@ -88,10 +88,12 @@ def _device(options: Options) -> str:
 
 def _kv_dtype(model: PreTrainedModel, options: Options) -> str:
     model_dtype = str(model.dtype).removeprefix("torch.")
+    if options.kv_dtype in QUANTIZED:
+        return options.kv_dtype
     if options.kv_dtype not in (AUTO, model_dtype):
         raise ConfigError(
             f"kv_dtype {options.kv_dtype!r} differs from the activations ({model_dtype}), which no attention backend "
-            "here converts; leave it at 'auto'"
+            f"here converts; leave it at 'auto', or choose one of {', '.join(QUANTIZED)}"
         )
     return model_dtype
 

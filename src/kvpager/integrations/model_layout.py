@@ -109,8 +109,9 @@ def check_supported(config: Config) -> None:
 def layout_for(config: Config, *, dtype: str, page_size: int | str = 16) -> KVLayout:
     """The KV layout of a model: its layers, their heads and windows.
 
-    ``dtype`` names the model's own dtype (``"bfloat16"``); ``page_size`` is in tokens, or a size in bytes of one page
-    over all layers (``"16KiB"``). Raises UnsupportedModel, and ConfigError where dtype or page size are wrong.
+    ``dtype`` names the model's own dtype (``"bfloat16"``), or a quantized one (``"int8"``); ``page_size`` is in tokens,
+    or a size in bytes of one page over all layers (``"16KiB"``). Raises UnsupportedModel, and ConfigError where dtype
+    or page size are wrong.
     """
     check_supported(config)
     return KVLayout.mixed(_layer_specs(config), dtype, page_size)

@@ -27,12 +27,14 @@ from torch import Tensor, nn
 from kvpager.assemble import open_cache
 from kvpager.attention import select
 from kvpager.cache.paged_cache import PagedCache
+from kvpager.config import AUTO
 from kvpager.errors import ConfigError, UnsupportedModel
 from kvpager.integrations.attention_function import NAME, paged_attention
 from kvpager.integrations.forward_pass import PAST_NAMES, ForwardPass, ModelLimits, check_arguments, named_arguments
 from kvpager.integrations.left_padding import guess_pads, read_pads, read_tokens
 from kvpager.integrations.model_layout import layout_for, num_positions
 from kvpager.integrations.paged_past import PagedPast
+from kvpager.memory.layout import QUANTIZED
 from kvpager.prefix.hashing import Scope
 
 __all__ = ["AttachedModel", "PagedPast", "attach"]
@@ -46,6 +48,7 @@ def attach(
     *,
     num_blocks: int | None = None,
     page_size: int | str = 16,
+    kv_dtype: str = AUTO,
     backend: str = "auto",
     rewind: int = 64,
     **cache_options: Any,
@@ -53,9 +56,10 @@ def attach(
     """Puts the attention of ``model`` on pages until the result is closed, or left as a context.
 
     ``capacity`` in bytes (``"2 GiB"``) or ``num_blocks``: the size of the pool. ``page_size`` in tokens, or bytes of a
-    page over all layers. ``backend``: see ``kvpager.attention.select``. ``rewind``: tokens that assisted decoding may
-    take back on layers with a window (it drafts about 20); 0 gives pages behind a window back at once. All other
-    options are those of ``open_cache``.
+    page over all layers. ``kv_dtype``: "int8" or "float8_e4m3" keep K and V in one byte an element, which is lossy; by
+    default they are kept as the model computes them. ``backend``: see ``kvpager.attention.select``. ``rewind``: tokens
+    that assisted decoding may take back on layers with a window (it drafts about 20); 0 gives pages behind a window
+    back at once. All other options are those of ``open_cache``.
 
     Raises UnsupportedModel for a model whose attention would be computed wrong, and ConfigError for a model in training
     mode or attached already, or a wrong option; the model is unchanged then.
@@ -64,12 +68,24 @@ def attach(
     unknown = sorted(set(cache_options) - set(inspect.signature(open_cache).parameters))
     if unknown:
         raise ConfigError(f"unknown options {', '.join(unknown)}; attach() and open_cache() list what there is")
-    layout = layout_for(model.config, dtype=str(model.dtype).removeprefix("torch."), page_size=page_size)
+    layout = layout_for(model.config, dtype=_kv_dtype(model, kv_dtype), page_size=page_size)
     attention = select(layout, backend)
     cache = open_cache(
         layout, capacity, num_blocks=num_blocks, device=str(model.device), rewind=rewind, **cache_options
     )
     return AttachedModel(model, cache, attention)
+
+
+def _kv_dtype(model: PreTrainedModel, kv_dtype: str) -> str:
+    model_dtype = str(model.dtype).removeprefix("torch.")
+    if kv_dtype in (AUTO, model_dtype):
+        return model_dtype
+    if kv_dtype not in QUANTIZED:
+        raise ConfigError(
+            f"kv_dtype {kv_dtype!r} is not supported; leave it at 'auto' ({model_dtype}), or choose one of "
+            f"{', '.join(QUANTIZED)}"
+        )
+    return kv_dtype
 
 
 def _check_model(model: object) -> None:

@@ -1,5 +1,6 @@
 """K and V rows in and out of blocks, as torch tensors. The one place that knows how a layer looks inside the arena."""
 
+from dataclasses import dataclass
 from types import ModuleType
 from typing import Any
 
@@ -9,9 +10,12 @@ from torch import Tensor
 
 from kvpager.errors import ConfigError
 from kvpager.memory.arena import Arena
-from kvpager.memory.layout import KVLayout
+from kvpager.memory.layout import SCALE_BYTES, KVLayout
+from kvpager.tiers import quantized
+from kvpager.tiers.quantized import CODES, TokenPlaces
 
-TORCH_DTYPE = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+FLOAT_DTYPE = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+TORCH_DTYPE = FLOAT_DTYPE | {name: code.dtype for name, code in CODES.items()}
 
 
 def arena_bytes(arena: Arena) -> Tensor:
@@ -21,7 +25,10 @@ def arena_bytes(arena: Arena) -> Tensor:
 
 
 def layer_view(arena: Arena, layout: KVLayout, layer: int) -> Tensor:
-    """One layer of every block: [num_blocks, kv_heads, 2 (K, V), page_size, head_dim], a strided view of the arena."""
+    """One layer of every block: [num_blocks, kv_heads, 2 (K, V), page_size, head_dim], a strided view of the arena.
+
+    In a quantized layout these are stored bytes, which mean nothing without ``scale_view``.
+    """
     place = layout.places[layer]
     group = layout.groups[place.group]
     typed = arena_bytes(arena).view(TORCH_DTYPE[layout.dtype])
@@ -32,6 +39,62 @@ def layer_view(arena: Arena, layout: KVLayout, layer: int) -> Tensor:
         (arena.block_stride // layout.item_bytes, 2 * rows, rows, group.head_dim, 1),
         offset,
     )
+
+
+def scale_view(arena: Arena, layout: KVLayout, layer: int) -> Tensor:
+    """The scales of one layer of every block of a quantized layout: float32 [num_blocks, kv_heads, 2 (K, V)]."""
+    place = layout.places[layer]
+    heads = layout.groups[place.group].kv_heads
+    offset = layout.scale_offset(place.group, place.index, 0, 0) // SCALE_BYTES
+    strides = (arena.block_stride // SCALE_BYTES, 2, 1)
+    return arena_bytes(arena).view(torch.float32).as_strided((arena.num_blocks, heads, 2), strides, offset)
+
+
+@dataclass(frozen=True, slots=True)
+class LayerRows:
+    """One layer of every block, as values: reads and writes go through the scales where there are any.
+
+    ``stored`` and ``scales`` are what ``layer_view`` and ``scale_view`` give.
+    """
+
+    layout: KVLayout
+    stored: Tensor
+    scales: Tensor | None
+
+    @classmethod
+    def of(cls, arena: Arena, layout: KVLayout, layer: int) -> "LayerRows":
+        scales = scale_view(arena, layout, layer) if layout.is_quantized else None
+        return cls(layout, layer_view(arena, layout, layer), scales)
+
+    @property
+    def exact_dtypes(self) -> tuple[torch.dtype, ...]:
+        """Types that hold every value of these rows."""
+        return (self.stored.dtype,) if self.scales is None else (torch.float32, torch.bfloat16)
+
+    def write(self, places: TokenPlaces, k: Tensor, v: Tensor) -> None:
+        """``k`` and ``v`` [tokens, kv_heads, head_dim]."""
+        if self.scales is not None:
+            quantized.write(CODES[self.layout.dtype], self.stored, self.scales, places, k, v)
+            return
+        self.stored[places.blocks, :, 0, places.slots] = k
+        self.stored[places.blocks, :, 1, places.slots] = v
+
+    def pages(self, blocks: Tensor, dtype: torch.dtype) -> Tensor:
+        """Copies of the pages in ``blocks``: [pages, kv_heads, 2, page_size, head_dim] in ``dtype``."""
+        pages = self.stored.view(_raw(self.stored)).index_select(0, blocks).view(self.stored.dtype)
+        if self.scales is None:
+            return pages.to(dtype)
+        return quantized.values(pages, self.scales[blocks][..., None], dtype)
+
+    def tokens(self, blocks: Tensor, slots: Tensor) -> Tensor:
+        """Copies of single slots: [tokens, kv_heads, 2, head_dim]; float32 where the rows are quantized."""
+        rows = self.stored.view(_raw(self.stored))[blocks, :, :, slots].view(self.stored.dtype)
+        return rows if self.scales is None else quantized.values(rows, self.scales[blocks], torch.float32)
+
+
+def _raw(stored: Tensor) -> torch.dtype:
+    """A type of the same size that torch can index: it can't index float8 everywhere."""
+    return torch.uint8 if stored.element_size() == 1 else stored.dtype
 
 
 def cache_layer(native: ModuleType, arena: Arena, layout: KVLayout, layer: int) -> Any:
@@ -51,7 +114,13 @@ def cache_layer(native: ModuleType, arena: Arena, layout: KVLayout, layer: int) 
         head_dim=group.head_dim,
         page_size=layout.page_size,
         dtype=layout.dtype,
+        scales=arena.address + layout.scale_offset(place.group, place.index, 0, 0) if layout.is_quantized else 0,
     )
+
+
+def writable_dtypes(layout: KVLayout) -> tuple[torch.dtype, ...]:
+    """What rows may be given in: the cache's own type; any float type where it quantizes."""
+    return tuple(FLOAT_DTYPE.values()) if layout.is_quantized else (TORCH_DTYPE[layout.dtype],)
 
 
 class TorchRows:
@@ -74,7 +143,7 @@ class TorchRows:
                 raise ConfigError(
                     f"{name} has shape {tuple(rows.shape)}, expected [layers, tokens, kv_heads, dim] {expected}"
                 )
-            if rows.dtype != TORCH_DTYPE[self._layout.dtype]:
+            if rows.dtype not in writable_dtypes(self._layout):
                 raise ConfigError(f"{name} is {rows.dtype}, the cache holds {self._layout.dtype}: convert it first")
         assert isinstance(k, Tensor)
         assert isinstance(v, Tensor)
@@ -84,19 +153,19 @@ class TorchRows:
 
     def write(self, layer: int, blocks: np.ndarray, slots: np.ndarray, k: object, v: object) -> None:
         """Token t of ``k`` and ``v`` ([tokens, kv_heads, head_dim]) goes to slot ``slots[t]`` of ``blocks[t]``."""
-        view = layer_view(self._arena, self._layout, layer)
-        where, slot = self._index(blocks), self._index(slots)
-        view[where, :, 0, slot] = k  # type: ignore[assignment]
-        view[where, :, 1, slot] = v  # type: ignore[assignment]
+        places = TokenPlaces.of(blocks, slots, self._arena.device)
+        LayerRows.of(self._arena, self._layout, layer).write(places, k, v)  # type: ignore[arg-type]
 
     def read(self, layers: list[int], blocks: list[np.ndarray], slots: np.ndarray) -> tuple[Tensor, Tensor]:
         """K and V of the given layers, ``blocks[i]`` being the block of each token for ``layers[i]``; copies."""
         slot = self._index(slots)
-        views = [layer_view(self._arena, self._layout, layer) for layer in layers]
-        where = [self._index(ids) for ids in blocks]
-        k = torch.stack([view[ids, :, 0, slot] for view, ids in zip(views, where, strict=True)])
-        v = torch.stack([view[ids, :, 1, slot] for view, ids in zip(views, where, strict=True)])
-        return k, v
+        both = torch.stack(
+            [
+                LayerRows.of(self._arena, self._layout, layer).tokens(self._index(ids), slot)
+                for layer, ids in zip(layers, blocks, strict=True)
+            ]
+        )
+        return both[..., 0, :].contiguous(), both[..., 1, :].contiguous()
 
     def _index(self, ids: np.ndarray) -> Tensor:
         return torch.as_tensor(ids.astype(np.int64), device=self._arena.device)
