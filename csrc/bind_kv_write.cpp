@@ -5,7 +5,7 @@
 #include <cstring>
 
 #include "ids_binding.h"
-#include "kv_write.h"
+#include "kv_write_quantized.h"
 #include "rows_binding.h"
 #include "threads.h"
 
@@ -19,12 +19,23 @@ constexpr int64_t BYTES_PER_THREAD = 1 << 20;  // a second thread takes longer t
 constexpr int64_t STREAM_BYTES = 4 << 20;      // more than stays in a core's cache until attention reads it
 constexpr int64_t RUNS_PER_PIECE = 8;
 
+// Whether each page's runs follow one another; `sorted` are the same runs by block and slot.
+bool are_in_order(const std::vector<TokenRun>& runs, const std::vector<TokenRun>& sorted) {
+  int64_t changes = 0, pages = 0;
+  for (size_t i = 1; i < runs.size(); ++i) {
+    changes += runs[i].block != runs[i - 1].block;
+    pages += sorted[i].block != sorted[i - 1].block;
+    if (runs[i].block == runs[i - 1].block && runs[i].slot < runs[i - 1].slot) return false;
+  }
+  return changes == pages;
+}
+
 TokenSlots make_token_slots(const Ids& blocks, const Ids& slots, int64_t num_blocks, int page_size) {
   if (num_blocks < 1 || num_blocks > INT32_MAX) throw nb::value_error("num_blocks must be at least 1 and fit in int32");
   if (page_size < 1) throw nb::value_error("page_size must be at least 1");
   if (blocks.shape(0) != slots.shape(0)) throw nb::value_error("blocks and slots must be equally long");
   const std::vector<int64_t> block = read_ids("blocks", blocks, num_blocks), slot = read_ids("slots", slots, page_size);
-  TokenSlots found{{}, static_cast<int64_t>(block.size()), num_blocks, page_size};
+  TokenSlots found{{}, static_cast<int64_t>(block.size()), num_blocks, page_size, true};
   for (int64_t t = 0; t < found.tokens; ++t) {
     TokenRun* last = found.runs.empty() ? nullptr : &found.runs.back();
     if (last && last->block == block[t] && last->slot + last->count == slot[t] && last->count < MAX_RUN)
@@ -39,6 +50,7 @@ TokenSlots make_token_slots(const Ids& blocks, const Ids& slots, int64_t num_blo
   for (size_t i = 1; i < sorted.size(); ++i)
     if (sorted[i].block == sorted[i - 1].block && sorted[i].slot < sorted[i - 1].slot + sorted[i - 1].count)
       throw nb::value_error("blocks and slots name a slot twice");
+  found.is_in_order = are_in_order(found.runs, sorted);
   return found;
 }
 
@@ -57,7 +69,8 @@ void kv_write(const CacheLayer& layer, const TokenSlots& slots, uintptr_t k, int
               int64_t k_head_stride, uintptr_t v, int64_t v_token_stride, int64_t v_head_stride,
               const std::string& dtype_name, const Rotary* rotary) {
   const DType dtype = parse_float("dtype", dtype_name);
-  if (is_quantized(layer.dtype)) throw nb::value_error("layer: rows can't be written into a quantized cache yet");
+  if (is_quantized(layer.dtype) && !slots.is_in_order)
+    throw nb::value_error("slots: tokens of one page of a quantized layer must follow one another, in order");
   if (slots.num_blocks > layer.num_blocks) throw nb::value_error("slots: made for more blocks than the layer has");
   if (slots.page_size != layer.page_size) throw nb::value_error("slots: made for another page_size than the layer's");
   if (rotary) check_rotary(*rotary, slots.tokens, layer.head_dim);
@@ -79,6 +92,10 @@ void kv_write(const CacheLayer& layer, const TokenSlots& slots, uintptr_t k, int
   const auto num_runs = static_cast<int64_t>(slots.runs.size());
   const int threads = threads_for(total, BYTES_PER_THREAD);
   nb::gil_scoped_release release;
+  if (is_quantized(layer.dtype)) {
+    kv_write_quantized(call, slots);
+    return;
+  }
   if (threads == 1) {
     write(call, slots.runs.data(), num_runs);
     return;

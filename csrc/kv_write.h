@@ -24,6 +24,7 @@ struct TokenSlots {  // where each token of a step goes: the same for every laye
   std::vector<TokenRun> runs;
   int64_t tokens, num_blocks;
   int page_size;
+  bool is_in_order;  // each page's runs follow one another, in the order of their slots
 };
 
 struct KVWriteCall {

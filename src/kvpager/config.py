@@ -395,7 +395,7 @@ class Options:
         _Text(_KV_DTYPES, _KV_DTYPE_PATTERN),
         "Number format of keys and values in the pool; 'auto' is that of the activations. 'int8' and 'float8_e4m3' are "
         "lossy: one byte an element, and a scale per page and head.",
-        "int8 to hold twice the tokens of a bfloat16 model where answers may differ a little: docs/log.md says how much.",
+        "int8 to hold twice the tokens of a bfloat16 model where answers may differ a little; docs/log.md has figures.",
     )
     eviction: str = _option(
         "lru",
