@@ -4,6 +4,7 @@ VENV ?= .venv
 TORCH ?= torch==2.13.0
 BENCH ?= bookkeeping
 PYTEST_ARGS ?=
+ARM_CXX ?= aarch64-linux-gnu-g++ -std=gnu++20 -O3 -fno-math-errno -Wall -Wextra -Wno-psabi -fopenmp -DKV_ISA=portable -DKV_ISA_portable
 
 # Threads that wait for work sleep instead of spinning: on shared cores spinning costs several times the step itself.
 export OMP_WAIT_POLICY ?= passive
@@ -12,17 +13,19 @@ RUN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help venv model demo test test-heavy check bench docs clean
+.PHONY: help venv model demo test test-heavy sanitize arm check bench docs clean
 
 help: ## list the targets
 	@grep -E '^[a-z-]+:.*## ' Makefile | sed -E 's/^([a-z-]+):.*## (.*)/\1|\2/' | awk -F'|' '{ printf "make %-12s %s\n", $$1, $$2 }'
 
 venv: $(INSTALLED) ## make the virtual environment, or bring it up to date
 
-$(INSTALLED): pyproject.toml constraints.txt
+# Without build isolation the build tools are the locked ones, and a changed kernel is all that is compiled again.
+$(INSTALLED): pyproject.toml constraints.txt $(wildcard csrc/* csrc/*/*)
 	test -x $(RUN)/python || $(PYTHON) -m venv $(VENV)
-	$(RUN)/python -m pip install --quiet -c constraints.txt "$(TORCH)"
-	$(RUN)/python -m pip install --quiet -c constraints.txt -e '.[hf,cli,dev]'
+	$(RUN)/python -m pip install --quiet -c constraints.txt "$(TORCH)" scikit-build-core nanobind cmake ninja
+	$(RUN)/python -m pip install --quiet -c constraints.txt --no-build-isolation -e '.[hf,cli,dev]'
+	@$(RUN)/python -c "from kvpager import native; print('native kernels:', native.why_not() or native.module().isa())"
 	touch $@
 
 model: venv ## fetch the small real model, once
@@ -37,6 +40,14 @@ test: model ## all tests but the heavy ones, under ten minutes on two cores
 test-heavy: model ## the long runs, by hand before a release
 	$(RUN)/python -m pytest -q -m heavy $(PYTEST_ARGS)
 
+sanitize: venv ## the native kernels' tests against builds with sanitizers; needs GCC
+	$(RUN)/python tests/native/sanitize.py address
+	$(RUN)/python tests/native/sanitize.py thread
+
+arm: ## compile the native kernels for 64-bit Arm; needs aarch64-linux-gnu-g++
+	mkdir -p build/arm
+	set -e; for source in csrc/*.isa.cpp csrc/isa.cpp csrc/threads.cpp; do $(ARM_CXX) -c $$source -o build/arm/$$(basename $$source).o; done
+
 check: venv ## lint, format, types, and the direction of imports
 	$(RUN)/ruff check .
 	$(RUN)/ruff format --check .
@@ -47,7 +58,7 @@ bench: model ## one benchmark as JSON: make bench BENCH=bookkeeping
 	$(RUN)/kvpager bench $(BENCH) --json
 
 docs: venv ## the options page from its table, and the site
-	$(RUN)/python -m pip install --quiet -c constraints.txt -e '.[docs]'
+	$(RUN)/python -m pip install --quiet -c constraints.txt --no-build-isolation -e '.[docs]'
 	$(RUN)/python -c "from kvpager.config import options_table; print(options_table(), end='')" > docs/options.md
 	$(RUN)/mkdocs build --strict
 

@@ -23,7 +23,12 @@ bool may_use_tiles() {
   return syscall(SYS_arch_prctl, 0x1023, 18) == 0;
 }
 
-// Of leaf 7; asked for by hand, because not every compiler knows these names.
+// Asked for by hand, because not every compiler knows these names.
+bool has_f16c() {
+  unsigned a = 0, b = 0, c = 0, d = 0;
+  return __get_cpuid(1, &a, &b, &c, &d) && (c >> 29 & 1);
+}
+
 bool has_avx512_bf16() {
   unsigned a = 0, b = 0, c = 0, d = 0;
   return __get_cpuid_count(7, 1, &a, &b, &c, &d) && (a >> 5 & 1);
@@ -36,8 +41,7 @@ bool has_amx() {
 
 Isa best_isa() {
   __builtin_cpu_init();
-  if (!(__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c")))
-    return Isa::portable;
+  if (!(__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && has_f16c())) return Isa::portable;
   if (!(__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
         __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq")))
     return Isa::avx2;

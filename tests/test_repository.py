@@ -18,7 +18,7 @@ ROOT = Path(__file__).parents[1]
 SOURCE = ROOT / "src" / "kvpager"
 MODULES = sorted(SOURCE.rglob("*.py"))
 PUBLIC = sorted(
-    [*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("examples/**/*"), *MODULES]
+    [*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("examples/**/*"), *ROOT.glob("csrc/**/*"), *MODULES]
     + [ROOT / name for name in ("Makefile", "constraints.txt", "pyproject.toml", "mkdocs.yml", "CITATION.cff")]
     + [ROOT / name for name in (".ci/run", ".pre-commit-config.yaml", ".editorconfig")]
 )

@@ -452,6 +452,16 @@ class Options:
         "What computes attention over the pages; 'auto' is the fastest that works here.",
         "'reference' to check a result against the plain computation.",
     )
+    native: str = _option(
+        AUTO,
+        _Text(
+            "'auto', 'off', 'portable', 'avx2', 'avx512', 'avx512_bf16' or 'amx'",
+            "auto|off|portable|avx2|avx512|avx512_bf16|amx",
+        ),
+        "Native CPU kernels of the whole process: 'auto' is the best instruction set that the build and the processor "
+        "have, 'off' computes with torch.",
+        "To find out whether a kernel is to blame: 'off', or a lesser instruction set.",
+    )
     deterministic: bool = _option(
         False,
         _Flag(),

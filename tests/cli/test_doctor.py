@@ -1,11 +1,12 @@
 """``kvpager doctor``: names what is there, what is missing and how to get it, and notices a pool that is wrong."""
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from importlib import metadata
 
 import pytest
 
+from kvpager import native
 from kvpager.cache.sequence import Sequence
 from kvpager.cli import doctor
 from kvpager.config import Options
@@ -13,15 +14,22 @@ from kvpager.config import Options
 Call = Callable[..., object]
 
 
+@pytest.fixture(autouse=True)
+def _best_kernels() -> Iterator[None]:
+    yield
+    native.choose("auto")
+
+
 def test_the_report_has_every_section(kvpager: Call) -> None:
     ended = kvpager("doctor", "--json", "--device", "cpu")
     assert ended.code == 0
     report = json.loads(ended.out)
-    assert list(report) == ["system", "memory", "packages", "devices", "attention", "models", "self-test"]
+    assert list(report) == ["system", "memory", "packages", "devices", "native", "attention", "models", "self-test"]
     assert report["packages"]["numpy"] == metadata.version("numpy")
     assert report["packages"]["rich"] == f"{metadata.version('rich')}  [cli]"
     assert report["devices"]["chosen"] == "cpu"
     assert report["attention"]["reference"] == "available"
+    assert report["attention"]["why"] == "the best that works here"
     assert report["models"]["smollm2"] == "absent: kvpager model fetch smollm2"
     assert "kvpager model fetch smollm2" in report["models"]["chosen"]
     assert report["self-test"]["result"] == "passed"
@@ -30,7 +38,7 @@ def test_the_report_has_every_section(kvpager: Call) -> None:
 def test_the_text_has_every_section(kvpager: Call) -> None:
     ended = kvpager("doctor")
     titles = [line for line in ended.out.splitlines() if not line.startswith(" ")]
-    assert titles == ["system", "memory", "packages", "devices", "attention", "models", "self-test"]
+    assert titles == ["system", "memory", "packages", "devices", "native", "attention", "models", "self-test"]
     assert "  result  passed" in ended.out.splitlines()
 
 
@@ -55,6 +63,37 @@ def test_options_that_can_not_work_say_why() -> None:
     assert str(report["devices"]["chosen"]).startswith("can't be used: ")
     assert "unknown attention backend 'nosuch'" in str(report["attention"]["chosen"])
     assert "there is no model at ./nowhere" in str(report["models"]["chosen"])
+
+
+def test_the_native_kernels_are_shown(kvpager: Call) -> None:
+    module = native.module()
+    if module is None:
+        pytest.skip(f"no native kernels: {native.why_not()}")
+    section = json.loads(kvpager("doctor", "--json", "--native", "portable").out)["native"]
+    assert section["active"] == "portable"
+    assert section["why"] == "by option 'native'"
+    assert section["available"] == module.available_isas()
+    assert section["threads"] == module.num_threads()
+    assert section["openmp"].startswith(("shared with torch: /", "not shared, "))
+    assert json.loads(kvpager("doctor", "--json").out)["native"]["why"] == "the best that works here"
+    assert json.loads(kvpager("doctor", "--json").out)["native"]["active"] == module.available_isas()[-1]
+
+
+def test_native_kernels_that_are_off_or_missing_say_why(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert doctor._native(Options(native="off")) == {"kernels": "none, torch computes: turned off by option 'native'"}
+    monkeypatch.setattr(native, "_load", lambda: (None, "not built: get a compiler"))
+    assert doctor._native(Options()) == {"kernels": "none, torch computes: not built: get a compiler"}
+    refused = str(doctor._native(Options(native="avx2"))["kernels"])
+    assert refused.startswith("can't be used: option 'native' asks for 'avx2'")
+    assert refused.endswith("no native kernels (not built: get a compiler)")
+
+
+def test_two_openmp_runtimes_are_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    maps = "7f r-xp 0 00:1 1 /a/libgomp.so.1\n7f r--p 0 00:1 1 /a/libgomp.so.1\n7f r-xp 0 00:1 2 /b/libomponents.so\n"
+    monkeypatch.setattr(doctor.Path, "read_text", lambda path: maps)
+    assert doctor._openmp() == "shared with torch: /a/libgomp.so.1"
+    monkeypatch.setattr(doctor.Path, "read_text", lambda path: maps + "7f r-xp 0 00:1 3 /c/libomp.so.5\n")
+    assert doctor._openmp().startswith("not shared, ")
 
 
 def test_the_chosen_model_is_shown(kvpager: Call, model: str) -> None:

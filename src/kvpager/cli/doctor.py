@@ -9,9 +9,11 @@ import os
 import platform
 import re
 from collections.abc import Callable
+from contextlib import suppress
 from importlib import metadata
 from pathlib import Path
 
+from kvpager import native
 from kvpager.cli.arguments import add_common, chosen_options
 from kvpager.config import Options, available_memory, format_size, total_memory
 from kvpager.errors import KVPagerError
@@ -31,7 +33,7 @@ _NOT_FOR_USERS = {"dev", "docs", "all"}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    add_common(parser, names=("model", "device", "attention"))
+    add_common(parser, names=("model", "device", "attention", "native"))
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -49,6 +51,7 @@ def examine(options: Options) -> dict[str, Section]:
         "memory": _memory(),
         "packages": _packages(),
         "devices": _devices(options),
+        "native": _native(options),
         "attention": _attention(options),
         "models": _models(options),
         "self-test": _self_test(),
@@ -139,6 +142,43 @@ def _devices(options: Options) -> Section:
     return found | {"chosen": _try(lambda: str(torch.empty(0, device=chosen).device))}
 
 
+def _native(options: Options) -> Section:
+    """The native kernels of this build: which instruction set runs, on which threads, or why there are none."""
+    try:
+        native.choose(options.native)
+    except KVPagerError as error:
+        return {"kernels": f"can't be used: {error}"}
+    module = native.module()
+    if module is None:
+        return {"kernels": f"none, torch computes: {native.why_not()}"}
+    return {
+        "kernels": str(module.__file__),
+        "active": module.isa(),
+        "why": _whose_choice("native", options.native),
+        "available": module.available_isas(),
+        "threads": module.num_threads(),
+        "openmp": _openmp(),
+    }
+
+
+def _openmp() -> str:
+    """The OpenMP runtime that torch and the kernels share; that there are several, if they don't share one."""
+    with suppress(Exception):  # reported in another section
+        import torch  # noqa: F401 - brings its own
+    try:
+        mapped = {line.split()[-1] for line in Path("/proc/self/maps").read_text().splitlines()}
+    except OSError:
+        return "unknown: this system doesn't say which libraries are loaded"
+    found = sorted(path for path in mapped if re.match(r"lib(gomp|omp|iomp5)\b", Path(path).name))
+    if len(found) > 1:
+        return f"not shared, so that threads get into each other's way: {' '.join(found)}"
+    return f"shared with torch: {' '.join(found)}"
+
+
+def _whose_choice(option: str, value: str) -> str:
+    return "the best that works here" if value == "auto" else f"by option {option!r}"
+
+
 def _attention(options: Options) -> Section:
     try:
         from kvpager.attention.select import backends, select
@@ -147,7 +187,8 @@ def _attention(options: Options) -> Section:
     found: Section = {
         each.name: "available" if each.is_available else f"not available: {each.reason}" for each in backends()
     }
-    return found | {"chosen": _try(lambda: select(name=options.attention).name)}
+    found["chosen"] = _try(lambda: select(name=options.attention).name)
+    return found | {"why": _whose_choice("attention", options.attention)}
 
 
 def _models(options: Options) -> Section:

@@ -6,6 +6,7 @@ from typing import Any
 import torch
 from transformers import PreTrainedModel
 
+from kvpager import native
 from kvpager.assemble import open_cache
 from kvpager.attention.select import select
 from kvpager.cache.paged_cache import PagedCache
@@ -39,6 +40,7 @@ class EngineParts:
 
 def build(model: str | PreTrainedModel, tokenizer: Any, options: Options, num_blocks: int | None) -> EngineParts:
     """Loads the model unless it is loaded, and opens the cache. Raises ConfigError, ModelError, UnsupportedModel."""
+    native.choose(options.native)
     model, tokenizer, end_tokens = _load(model, tokenizer, options)
     check_supported(model.config)
     layout = layout_for(model.config, dtype=_kv_dtype(model, options), page_size=options.page_size)
