@@ -452,6 +452,12 @@ class Options:
         "What computes attention over the pages; 'auto' is the fastest that works here.",
         "'reference' to check a result against the plain computation.",
     )
+    fused_layers: bool = _option(
+        True,
+        _Flag(),
+        "Native kernels between the matrix products of plain Llama-like layers on a CPU; other models run as they are.",
+        "Off to run the model's own modules, for instance to compare.",
+    )
     deterministic: bool = _option(
         False,
         _Flag(),
