@@ -12,6 +12,7 @@ namespace nb = nanobind;
 namespace kv {
 void bind_attention(nb::module_& m);
 void bind_cache_layer(nb::module_& m);
+void bind_elementwise(nb::module_& m);
 void bind_limits(nb::module_& m);
 void bind_kv_write(nb::module_& m);
 void bind_block_copy(nb::module_& m);
@@ -25,6 +26,7 @@ NB_MODULE(_native, m) {
   m.def("num_threads", &kv::max_threads, "Threads a kernel may use: OpenMP's setting, at most the CPU quota.");
   kv::bind_attention(m);
   kv::bind_cache_layer(m);
+  kv::bind_elementwise(m);
   kv::bind_limits(m);
   kv::bind_kv_write(m);
   kv::bind_block_copy(m);

@@ -462,6 +462,12 @@ class Options:
         "have, 'off' computes with torch.",
         "To find out whether a kernel is to blame: 'off', or a lesser instruction set.",
     )
+    fused_layers: bool = _option(
+        True,
+        _Flag(),
+        "Native kernels between the matrix products of plain Llama-like layers on a CPU; other models run as they are.",
+        "Off to run the model's own modules, for instance to compare.",
+    )
     deterministic: bool = _option(
         False,
         _Flag(),

@@ -553,6 +553,7 @@ class Engine:
         begun = len(self._running) + sum(1 for branch in self._waiting.values() if branch.output)
         if begun:
             raise ConfigError(f"{begun} requests were begun with the old weights; finish or cancel them first")
+        self.runner.weights_changed()
         self.cache.set_fingerprint(self.runner.fingerprint())
 
     def check(self) -> None:

@@ -7,7 +7,7 @@ them apart because it goes through the pages. Logits are computed only where a t
 import hashlib
 from array import array
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 
 import numpy as np
 import torch
@@ -18,16 +18,27 @@ from kvpager.attention.backend import AttentionBackend
 from kvpager.cache.step import StepBatch
 from kvpager.errors import ConfigError
 from kvpager.integrations.attention_function import NAME, PackedCall, attending, paged_attention
+from kvpager.integrations.fused_layers import FusedDecoder, fused
 from kvpager.memory.arena import Arena
+from kvpager.memory.layout import KVLayout
 
 
 class ModelRunner:
-    """Runs ``model`` with ``backend`` for attention, while ``running()``."""
+    """Runs ``model`` with ``backend`` for attention, while ``running()``.
 
-    def __init__(self, model: PreTrainedModel, backend: AttentionBackend, arena: Arena) -> None:
+    ``fused`` is the model's layers with native kernels between the matrix products, or why its own modules run: they
+    can't be fused, are not to be (``fuse``), or nothing runs yet.
+    """
+
+    def __init__(
+        self, model: PreTrainedModel, backend: AttentionBackend, layout: KVLayout, arena: Arena, fuse: bool
+    ) -> None:
         self.model = model
         self.backend = backend
-        self._arena = arena
+        self.fused: FusedDecoder | str = "not running"
+        self._fuse = fuse
+        self._fusion = ExitStack()
+        self._layout, self._arena = layout, arena
         self._device = model.device
 
     @contextmanager
@@ -41,10 +52,16 @@ class ModelRunner:
         was_training = self.model.training
         self.model.eval()
         try:
-            with paged_attention(self.model):
+            with paged_attention(self.model), self._fusion:
+                self._fuse_layers()
                 yield
         finally:
+            self.fused = "not running"
             self.model.train(was_training)
+
+    def _fuse_layers(self) -> None:
+        self._fusion.close()
+        self.fused = self._fusion.enter_context(fused(self.model, self._layout)) if self._fuse else "switched off"
 
     @torch.inference_mode()
     def forward(self, batch: StepBatch, tokens: "array[int]", sample_at: np.ndarray) -> Tensor:
@@ -52,11 +69,17 @@ class ModelRunner:
         ids = torch.frombuffer(tokens, dtype=torch.int32).to(self._device, torch.int64)
         positions = torch.from_numpy(batch.positions()).to(self._device)
         keep = torch.from_numpy(np.ascontiguousarray(sample_at, np.int64)).to(self._device)
-        call = PackedCall(batch.layout, self.backend.plan(batch, self._arena))
-        with attending(call):
+        plan = self.backend.plan(batch, self._arena)
+        if isinstance(self.fused, FusedDecoder) and self.fused.is_current():
+            return self.fused.forward(ids, positions, plan, keep)
+        with attending(PackedCall(batch.layout, plan)):
             output = self.model(input_ids=ids[None], position_ids=positions[None], use_cache=False, logits_to_keep=keep)
         logits: Tensor = output.logits[0]
         return logits
+
+    def weights_changed(self) -> None:
+        """Weights or modules were replaced: the layers are fused again. REQUIRES: ``running()``."""
+        self._fuse_layers()
 
     def fingerprint(self) -> bytes:
         """SHA-256 over the configuration and every weight: part of every content key."""

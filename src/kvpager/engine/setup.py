@@ -57,7 +57,7 @@ def build(model: str | PreTrainedModel, tokenizer: Any, options: Options, num_bl
         match_inside_pages=options.partial_hits and chunk is None,
         debug=options.debug,
     )
-    runner = ModelRunner(model, backend, cache.arena)
+    runner = ModelRunner(model, backend, layout, cache.arena, options.fused_layers)
     cache.set_fingerprint(runner.fingerprint())
     return EngineParts(
         model=model,

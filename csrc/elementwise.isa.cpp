@@ -1,0 +1,225 @@
+// Compiled without contraction of a * b + c: each product and each sum is rounded, as in separate tensor operations.
+#include "elementwise.h"
+
+#include "vec.h"
+
+namespace kv::KV_ISA {
+namespace {
+
+// -- rows of one dtype: VL items at a time, fewer at the end ----------------------------------------------------------
+
+template <DType T>
+using item = typename Stored<T>::item;
+
+template <DType T>
+inline vf load(const item<T>* from, int64_t count) {
+  if (count >= VL) return Stored<T>::load(from);
+  item<T> some[VL] = {};
+  std::memcpy(some, from, count * sizeof(item<T>));
+  return Stored<T>::load(some);
+}
+
+inline vh to_half(vf x) {
+#if defined(KV_AVX512)
+  return bits<vh>(_mm512_cvtps_ph(bits<__m512>(x), _MM_FROUND_TO_NEAREST_INT));
+#elif defined(KV_X86)
+  return bits<vh>(_mm256_cvtps_ph(bits<__m256>(x), _MM_FROUND_TO_NEAREST_INT));
+#else
+  vh h;
+  for (int i = 0; i < VL; ++i) h[i] = to_f16(x[i]);
+  return h;
+#endif
+}
+
+template <DType T>
+inline auto narrow(vf x) {
+  if constexpr (T == DType::bf16) return to_bf16(x);
+  else if constexpr (T == DType::f16) return to_half(x);
+  else return x;
+}
+
+template <DType T>
+inline void store(item<T>* to, vf x, int64_t count) {
+  const auto items = narrow<T>(x);
+  if (count >= VL) std::memcpy(to, &items, sizeof items);
+  else std::memcpy(to, &items, count * sizeof(item<T>));
+}
+
+template <DType T>
+inline vf rounded(vf x) {  // to the dtype and back
+  if constexpr (T == DType::f32) return x;
+  const auto items = narrow<T>(x);
+  return Stored<T>::load(&items);
+}
+
+template <class F>
+inline void with_dtype(DType dtype, F run) {
+  if (dtype == DType::bf16) run.template operator()<DType::bf16>();
+  else if (dtype == DType::f16) run.template operator()<DType::f16>();
+  else run.template operator()<DType::f32>();
+}
+
+// -- RMSNorm ----------------------------------------------------------------------------------------------------------
+
+inline float root(float x) {
+#if defined(KV_X86)
+  return _mm_cvtss_f32(_mm_sqrt_ss(_mm_set_ss(x)));
+#else
+  return __builtin_sqrtf(x);
+#endif
+}
+
+// The sum of squares in the order in which torch sums a row on 8 lanes: four interleaved chains of 8 partial sums each,
+// cascaded over LEVELS levels of 16 steps; then what does not fill four chains, then the chains, then what does not
+// fill 8 lanes, then the lanes. (ATen, native/cpu/SumKernel.cpp, describes it.)
+constexpr int LANES = 8, CHAINS = 4, LEVELS = 4, LEVEL_BITS = 4;
+constexpr int BLOCK = LANES * CHAINS, VECTORS = BLOCK / VL;
+
+template <DType T>
+float sum_of_squares(const item<T>* x, int64_t count) {
+  vf sums[LEVELS][VECTORS] = {};
+  const int64_t blocks = count / BLOCK;
+  for (int64_t b = 0; b < blocks;) {
+    for (int v = 0; v < VECTORS; ++v) {
+      const vf each = Stored<T>::load(x + b * BLOCK + v * VL);
+      sums[0][v] += each * each;
+    }
+    ++b;
+    for (int level = 1; level < LEVELS; ++level) {  // every 16 steps of a level go up to the next
+      if (b & ((int64_t{1} << level * LEVEL_BITS) - 1)) break;
+      for (int v = 0; v < VECTORS; ++v) {
+        sums[level][v] += sums[level - 1][v];
+        sums[level - 1][v] = vf{};
+      }
+    }
+  }
+  for (int level = 1; level < LEVELS; ++level)
+    for (int v = 0; v < VECTORS; ++v) sums[0][v] += sums[level][v];
+
+  float lanes[BLOCK];
+  std::memcpy(lanes, sums[0], sizeof lanes);
+  const auto square = [&](int64_t i) {
+    const vf one = load<T>(x + i, 1);
+    return one[0] * one[0];
+  };
+  int64_t at = blocks * BLOCK;
+  for (; at + LANES <= count; at += LANES)
+    for (int i = 0; i < LANES; ++i) lanes[i] += square(at + i);
+  for (int chain = 1; chain < CHAINS; ++chain)
+    for (int i = 0; i < LANES; ++i) lanes[i] += lanes[chain * LANES + i];
+  float total = 0;
+  for (; at < count; ++at) total += square(at);
+  for (int i = 0; i < LANES; ++i) total += lanes[i];
+  return total;
+}
+
+template <DType T>
+void norm_part(item<T>* x, const item<T>* added, const item<T>* weight, item<T>* out, int64_t width, float epsilon) {
+  if (added)
+    for (int64_t i = 0; i < width; i += VL) {
+      const int64_t left = width - i;
+      store<T>(x + i, load<T>(x + i, left) + load<T>(added + i, left), left);
+    }
+  const float mean = sum_of_squares<T>(x, width) / static_cast<float>(width);
+  const vf scale = splat(1.0f / root(mean + epsilon));
+  for (int64_t i = 0; i < width; i += VL) {
+    const int64_t left = width - i;
+    store<T>(out + i, load<T>(weight + i, left) * rounded<T>(load<T>(x + i, left) * scale), left);
+  }
+}
+
+void rms_norm(const NormCall& call, int64_t begin, int64_t end) {
+  with_dtype(call.x.dtype, [&]<DType T>() {
+    const auto* weight = reinterpret_cast<const item<T>*>(call.weight.data);
+    const int64_t width = call.weight.columns;
+    for (int64_t r = begin; r < end; ++r) {
+      auto* x = reinterpret_cast<item<T>*>(call.x.row(r));
+      const auto* added = call.added ? reinterpret_cast<const item<T>*>(call.added->row(r)) : nullptr;
+      auto* out = reinterpret_cast<item<T>*>(call.out.row(r));
+      for (int64_t at = 0; at < call.x.columns; at += width)
+        norm_part<T>(x + at, added ? added + at : nullptr, weight, out + at, width, call.epsilon);
+    }
+  });
+}
+
+// -- rotary embedding -------------------------------------------------------------------------------------------------
+
+void rotary(const Matrix& x, const Matrix& cos, const Matrix& sin, int64_t begin, int64_t end) {
+  with_dtype(x.dtype, [&]<DType T>() {
+    const int64_t half = cos.columns / 2;
+    for (int64_t r = begin; r < end; ++r) {
+      const auto* c = reinterpret_cast<const item<T>*>(cos.row(r));
+      const auto* s = reinterpret_cast<const item<T>*>(sin.row(r));
+      auto* head = reinterpret_cast<item<T>*>(x.row(r));
+      for (const auto* stop = head + x.columns; head < stop; head += 2 * half)
+        for (int64_t i = 0; i < half; i += VL) {
+          const int64_t left = half - i;
+          const vf a = load<T>(head + i, left), b = load<T>(head + half + i, left);
+          const vf first = rounded<T>(a * load<T>(c + i, left)) + rounded<T>(-b * load<T>(s + i, left));
+          const vf second = rounded<T>(b * load<T>(c + half + i, left)) + rounded<T>(a * load<T>(s + half + i, left));
+          store<T>(head + i, first, left);
+          store<T>(head + half + i, second, left);
+        }
+    }
+  });
+}
+
+// -- gated SiLU -------------------------------------------------------------------------------------------------------
+
+inline vf fma(vf a, vf b, vf c) {
+#if defined(KV_AVX512)
+  return bits<vf>(_mm512_fmadd_ps(bits<__m512>(a), bits<__m512>(b), bits<__m512>(c)));
+#elif defined(KV_X86)
+  return bits<vf>(_mm256_fmadd_ps(bits<__m256>(a), bits<__m256>(b), bits<__m256>(c)));
+#else
+  return a * b + c;
+#endif
+}
+
+inline vf power_of_two(vi n) { return bits<vf>((n + 127) << 23); }
+
+// exp(x), rounded as torch's: Cody-Waite reduction x = n ln 2 + r and a polynomial for exp(r), with the constants of
+// SLEEF's expf (1 ulp).
+inline vf exponential(vf x) {
+  const vf bounded = x < splat(-104.0f) ? splat(-104.0f) : x > splat(100.0f) ? splat(100.0f) : x;
+  const vf shifted = bounded * splat(1.442695040888963407359924681001892137426645954152985934135449406931f) +
+                     splat(0x1.8p23f);  // the large addend rounds to a whole number
+  const vi n = bits<vi>(shifted) - bits<vi>(splat(0x1.8p23f));
+  const vf k = shifted - splat(0x1.8p23f);
+  vf r = fma(k, splat(-0.693145751953125f), bounded);
+  r = fma(k, splat(-1.428606765330187045e-06f), r);
+  vf p = splat(0.000198527617612853646278381f);
+  p = fma(p, r, splat(0.00139304355252534151077271f));
+  p = fma(p, r, splat(0.00833336077630519866943359f));
+  p = fma(p, r, splat(0.0416664853692054748535156f));
+  p = fma(p, r, splat(0.166666671633720397949219f));
+  p = fma(p, r, splat(0.5f));
+  p = splat(1.0f) + fma(r * r, p, r);
+  p = p * power_of_two(n >> 1) * power_of_two(n - (n >> 1));  // in two steps: 2^n alone may be too small or too large
+  p = x < splat(-104.0f) ? vf{} : p;
+  return x > splat(100.0f) ? splat(__builtin_inff()) : p;
+}
+
+void silu_mul(const Matrix& gate_up, const Matrix& out, int64_t begin, int64_t end) {
+  with_dtype(out.dtype, [&]<DType T>() {
+    const int64_t count = out.columns;
+    for (int64_t r = begin; r < end; ++r) {
+      const auto* gate = reinterpret_cast<const item<T>*>(gate_up.row(r));
+      const auto* up = gate + count;
+      auto* to = reinterpret_cast<item<T>*>(out.row(r));
+      for (int64_t i = 0; i < count; i += VL) {
+        const int64_t left = count - i;
+        const vf x = load<T>(gate + i, left);
+        const vf silu = rounded<T>(x / (splat(1.0f) + exponential(-x)));
+        store<T>(to + i, silu * load<T>(up + i, left), left);
+      }
+    }
+  });
+}
+
+}  // namespace
+
+extern const ElementwiseKernels elementwise_kernels;
+const ElementwiseKernels elementwise_kernels = {rms_norm, rotary, silu_mul};
+
+}  // namespace kv::KV_ISA
