@@ -14,10 +14,12 @@ from torch import Tensor
 from kvpager import PagedCache
 from kvpager.attention import AttentionBackend, LayerOptions
 from kvpager.cache.sequence import Sequence
-from kvpager.tiers.rows import TORCH_DTYPE
+from kvpager.cache.step import StepBatch
+from kvpager.tiers.rows import FLOAT_DTYPE
 from tests.attention.oracle import attention
+from tests.quantized import pool_bytes, stored_values
 
-TOLERANCE = {"float32": 1e-5, "bfloat16": 2e-2, "float16": 5e-3}
+TOLERANCE = {"float32": 1e-5, "bfloat16": 2e-2, "float16": 5e-3, "int8": 1e-5, "float8_e4m3": 1e-5}
 
 
 @dataclass(frozen=True)
@@ -41,7 +43,7 @@ class Bench:
         self.backend = backend
         self.query_heads = query_heads
         self.extras = extras or Extras()
-        self.dtype = TORCH_DTYPE[self.layout.dtype]
+        self.dtype = FLOAT_DTYPE.get(self.layout.dtype, torch.float32)
 
     def kv(self, layer: int, tokens: list[int], start: int, stop: int) -> tuple[Tensor, Tensor]:
         """[stop-start, kv_heads, head_dim] each, in the cache's dtype."""
@@ -82,16 +84,16 @@ class Bench:
                 outputs.append(out)
         return outputs
 
-    def _compare(self, sequences: tuple[Sequence, ...], batch: object, layer: int, q: Tensor, out: Tensor) -> None:
+    def _compare(self, sequences: tuple[Sequence, ...], batch: StepBatch, layer: int, q: Tensor, out: Tensor) -> None:
         offsets = batch.offsets().tolist()
         for at, seq in enumerate(sequences):
             start, stop = int(batch.starts[at]), int(batch.stops[at])
-            k, v = self.kv(layer, list(seq.tokens), 0, stop)
+            k, v = self._held(batch, at, layer, seq, stop)
             rows = slice(offsets[at], offsets[at + 1])
             expected = attention(
                 q[rows].double().numpy(),
-                k.double().numpy(),
-                v.double().numpy(),
+                k,
+                v,
                 start,
                 self.layout.groups[self.layout.places[layer].group].window,
                 self.extras.scale,
@@ -104,6 +106,16 @@ class Bench:
             assert error <= TOLERANCE[self.layout.dtype], (
                 f"layer {layer}, positions {start} to {stop}: error {error:.2e}"
             )
+
+    def _held(self, batch: StepBatch, at: int, layer: int, seq: Sequence, stop: int) -> tuple[np.ndarray, np.ndarray]:
+        """K and V [stop, kv_heads, head_dim] of a sequence: as drawn, or as a quantized pool holds them."""
+        if not self.layout.is_quantized:
+            k, v = self.kv(layer, list(seq.tokens), 0, stop)
+            return k.double().numpy(), v.double().numpy()
+        pages, slots = np.divmod(np.arange(stop), self.layout.page_size)
+        table = batch.tables[self.layout.places[layer].group][at]
+        where = zip(table[pages].tolist(), slots.tolist(), strict=True)
+        return stored_values(pool_bytes(self.cache), self.layout, layer, where)
 
 
 def fill_arena(cache: PagedCache, byte: int) -> None:

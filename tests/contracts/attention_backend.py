@@ -12,6 +12,7 @@ import torch
 
 from kvpager import ConfigError, KVLayout, LayerSpec, open_cache
 from kvpager.attention import AttentionBackend, LayerOptions
+from kvpager.memory.layout import QUANTIZED
 from kvpager.tiers.rows import layer_view
 from tests.attention.bench import Bench, Extras, fill_arena
 from tests.stamp import T
@@ -101,6 +102,74 @@ class AttentionBackendContract:
             bench.step({seq: at + 1 for at, seq in enumerate(seqs)})
             for _ in range(3):
                 bench.step(dict.fromkeys(seqs, 1))
+
+    @pytest.mark.parametrize("dtype", QUANTIZED)
+    @pytest.mark.parametrize(("kv_heads", "query_heads"), [(1, 1), (2, 4), (3, 9)], ids=str)
+    def test_a_quantized_pool_is_read_as_it_was_written(self, dtype: str, kv_heads: int, query_heads: int) -> None:
+        layout = KVLayout(layers=2, kv_heads=kv_heads, head_dim=24, dtype=dtype, page_size=4)
+        for length in LENGTHS:
+            with self.bench(layout, query_heads) as bench:
+                seq = bench.cache.sequence(T(1, length + 8))
+                bench.step({seq: length})
+                bench.step({seq: 1})
+                bench.step({seq: 7})
+
+    @pytest.mark.parametrize("dtype", QUANTIZED)
+    @pytest.mark.parametrize("extras", [Extras(), Extras(0.7, 5.0, (1.0,) * 4)], ids=str)
+    @pytest.mark.parametrize("window", [None, 6])
+    def test_a_quantized_pool_with_hits_forks_and_many_decodes(
+        self, dtype: str, extras: Extras, window: int | None
+    ) -> None:
+        layout = KVLayout(layers=1, kv_heads=2, head_dim=8, dtype=dtype, page_size=4, window=window)
+        with self.bench(layout, 4, extras, num_blocks=200) as bench:
+            seqs = [bench.cache.sequence(T(1000 * at, 1000 * at + 25)) for at in range(8)]
+            bench.step({seq: at + 1 for at, seq in enumerate(seqs)})
+            for _ in range(3):
+                bench.step(dict.fromkeys(seqs, 1))
+            hit, inside = bench.cache.sequence(T(7000, 7020)), bench.cache.sequence([*T(6000, 6005), 1, 2])
+            assert (hit.prefix_tokens, inside.prefix_tokens) == (8, 6)
+            twin = seqs[5].fork()
+            bench.step({hit: 3, inside: 1, twin: 2, seqs[5]: 1})
+
+    @pytest.mark.parametrize("dtype", QUANTIZED)
+    @pytest.mark.parametrize("q_dtype", [torch.float32, torch.bfloat16, torch.float16])
+    def test_a_quantized_pool_takes_rows_and_queries_of_any_float_type(self, dtype: str, q_dtype: torch.dtype) -> None:
+        layout = KVLayout(layers=1, kv_heads=1, head_dim=8, dtype=dtype, page_size=4)
+        found = []
+        for k_dtype, v_dtype in ((torch.float32, torch.float16), (torch.bfloat16, torch.bfloat16)):
+            with open_cache(layout, num_blocks=4) as cache, cache.step({cache.sequence(T(1, 5)): 5}) as step:
+                ones = torch.ones(5, 1, 8)
+                plan = self.make().plan(step.batch, cache.arena)
+                found.append(plan.run(0, torch.ones(5, 2, 8, dtype=q_dtype), ones.to(k_dtype), ones.to(v_dtype)))
+        assert found[0].dtype == q_dtype
+        assert torch.equal(found[0], torch.ones(5, 2, 8, dtype=q_dtype))
+        assert torch.equal(found[0], found[1])
+
+    @pytest.mark.parametrize("dtype", QUANTIZED)
+    def test_what_lies_in_unused_slots_of_a_quantized_pool_changes_no_bit(self, dtype: str) -> None:
+        layout = KVLayout(layers=2, kv_heads=2, head_dim=8, dtype=dtype, page_size=16)
+        outputs = []
+        for byte in (0, 0xFF, 0x7F):
+            with self.bench(layout, 4, byte=byte) as bench:
+                seqs = [bench.cache.sequence([100 * n + i for i in range(n + 4)]) for n in (1, 15, 16, 17, 40)]
+                found = bench.step({seq: seq.num_tokens - 4 for seq in seqs})
+                for _ in range(3):
+                    found += bench.step(dict.fromkeys(seqs, 1))
+                outputs.append(torch.cat([out.flatten() for out in found]).numpy().tobytes())
+        assert outputs[0] == outputs[1] == outputs[2]
+
+    @pytest.mark.parametrize("dtype", QUANTIZED)
+    def test_nan_in_a_quantized_pool_shows_and_harms_nobody_else(self, dtype: str) -> None:
+        layout = KVLayout(layers=1, kv_heads=1, head_dim=4, dtype=dtype, page_size=4)
+        for bad in (float("nan"), float("inf")):
+            with open_cache(layout, num_blocks=16) as cache:
+                sick, well = cache.sequence(T(1, 7)), cache.sequence(T(50, 57))
+                ones = torch.ones(14, 1, 4)
+                ones[:6] = bad
+                with cache.step({sick: 6, well: 8}) as step:
+                    out = self.make().plan(step.batch, cache.arena).run(0, torch.ones(14, 1, 4), ones, ones)
+                assert torch.isnan(out[:6]).all()
+                assert (out[6:] == 1).all()
 
     def test_full_and_windowed_layers_of_different_head_shapes(self) -> None:
         specs = [LayerSpec(2, 8), LayerSpec(2, 8, window=5), LayerSpec(1, 16), LayerSpec(2, 8, window=5)]

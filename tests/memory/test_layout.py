@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvpager import ConfigError, KVLayout, LayerSpec
+from kvpager.memory.layout import QUANTIZED
 
 SMOLLM2 = {"layers": 30, "kv_heads": 3, "head_dim": 64}
 
@@ -54,6 +55,62 @@ def test_a_count_that_is_no_whole_positive_number_is_refused_by_name(name: str, 
     with pytest.raises(ConfigError, match=name):
         KVLayout(**{**good, name: value})
     KVLayout(**good)
+
+
+@pytest.mark.parametrize("dtype", QUANTIZED)
+def test_scales_count_in_pages_and_blocks_but_not_in_tokens(dtype: str) -> None:
+    layout = KVLayout(**SMOLLM2, dtype=dtype, page_size=16)
+    assert layout.is_quantized
+    assert layout.bytes_per_token == 23_040 // 2
+    assert layout.page_bytes == layout.block_bytes == 16 * 11_520 + 30 * 3 * 2 * 4 == 185_040
+    assert not KVLayout(**SMOLLM2).is_quantized
+
+
+@pytest.mark.parametrize(
+    ("asked", "tokens"), [("40 B", 1), ("47 B", 1), ("48 B", 2), ("56 B", 3), ("1 KiB", 124), ("1031 B", 124)]
+)
+def test_a_quantized_page_given_in_bytes_has_room_for_its_scales(asked: str, tokens: int) -> None:
+    """8 bytes a token and 2 layers x 2 heads x K and V scales: 32 bytes."""
+    layout = KVLayout(2, 2, 1, dtype="int8", page_size=asked)
+    assert layout.bytes_per_token == 8
+    assert layout.page_size == tokens
+    assert layout.page_bytes == 8 * tokens + 32
+
+
+def test_a_quantized_page_without_room_for_one_token_is_refused_and_says_what_it_costs() -> None:
+    with pytest.raises(ConfigError, match=r"smaller than one token \(40 bytes\)"):
+        KVLayout(2, 2, 1, dtype="int8", page_size="39 B")
+
+
+@given(
+    layers=st.integers(1, 5),
+    heads=st.integers(1, 4),
+    dim=st.integers(1, 9),
+    page_size=st.integers(1, 9),
+    dtype=st.sampled_from(QUANTIZED),
+)
+def test_scales_lie_side_by_side_behind_the_rows_at_multiples_of_four(
+    layers: int, heads: int, dim: int, page_size: int, dtype: str
+) -> None:
+    layout = KVLayout(layers, heads, dim, dtype=dtype, page_size=page_size)
+    rows = layout.slot_offset(0, layers - 1, heads - 1, 1, page_size - 1) + dim
+    offsets = [
+        layout.scale_offset(0, layer, head, half)
+        for layer in range(layers)
+        for head in range(heads)
+        for half in range(2)
+    ]
+    assert offsets[0] % 4 == 0
+    assert 0 <= offsets[0] - rows < 4
+    assert offsets == [offsets[0] + 4 * i for i in range(len(offsets))]
+    assert offsets[-1] + 4 == layout.block_bytes == layout.page_bytes
+
+
+def test_groups_of_different_shapes_have_their_own_scales() -> None:
+    layout = KVLayout.mixed([LayerSpec(1, 8), LayerSpec(4, 16)], dtype="int8", page_size=2)
+    assert [layout.scale_offset(group, 0, 0, 0) for group in range(2)] == [2 * 16, 2 * 128]
+    assert layout.block_bytes == 2 * 128 + 4 * 2 * 4
+    assert layout.page_bytes == 2 * 16 + 2 * 4 + layout.block_bytes
 
 
 def test_an_unknown_dtype_is_refused_and_the_known_ones_are_named() -> None:
@@ -150,6 +207,8 @@ DIFFERENT = [
     KVLayout(2, 2, 8),
     KVLayout(2, 2, 8, page_size=32),
     KVLayout(2, 2, 8, dtype="float16"),
+    KVLayout(2, 2, 8, dtype="int8"),
+    KVLayout(2, 2, 8, dtype="float8_e4m3"),
     KVLayout(2, 2, 8, window=8),
     KVLayout(2, 4, 4),
     KVLayout(4, 1, 8),

@@ -18,7 +18,7 @@ from kvpager.cache.step import StepBatch
 from kvpager.errors import ConfigError
 from kvpager.memory.arena import Arena
 from kvpager.memory.layout import KVLayout
-from kvpager.tiers.rows import cache_layer, layer_view
+from kvpager.tiers.rows import cache_layer
 
 _DTYPE_NAME = {torch.float32: "float32", torch.bfloat16: "bfloat16", torch.float16: "float16"}
 _MAX_HEAD_DIM = 256
@@ -56,23 +56,38 @@ class CpuPlan:
     """One step: its sequences as the kernels take them, per layer group."""
 
     def __init__(self, module: ModuleType, batch: StepBatch, arena: Arena, layers: list[Any]) -> None:
+        self._native = module
         self._batch = batch
-        self._arena = arena
         self._layers = layers
         self._places = batch.layout.places
         self._plans = [_group_plan(module, batch, group, arena.num_blocks) for group in range(batch.layout.num_groups)]
-        self._slots = torch.from_numpy(batch.positions() % batch.layout.page_size)
-        self._new_blocks = [
-            torch.from_numpy(batch.token_blocks(group).astype(np.int64)) for group in range(batch.layout.num_groups)
+        slots, page_size = batch.positions() % batch.layout.page_size, batch.layout.page_size
+        self._slots = [
+            module.TokenSlots(batch.token_blocks(group), slots, arena.num_blocks, page_size)
+            for group in range(batch.layout.num_groups)
         ]
 
     def run(self, layer: int, q: Tensor, k: Tensor, v: Tensor, options: LayerOptions = DEFAULT_OPTIONS) -> Tensor:
         check_packed(self._batch, layer, q, k, v, options)
         group = self._places[layer].group
-        view, blocks = layer_view(self._arena, self._batch.layout, layer), self._new_blocks[group]
-        view[blocks, :, 0, self._slots] = k
-        view[blocks, :, 1, self._slots] = v
+        self._write(self._layers[layer], self._slots[group], k, v)
         return attend(self._plans[group], self._layers[layer], q, options)
+
+    def _write(self, layer: Any, slots: Any, k: Tensor, v: Tensor) -> None:
+        if k.dtype != v.dtype:
+            k, v = k.float(), v.float()
+        k, v = (rows if rows.stride(2) == 1 else rows.contiguous() for rows in (k, v))
+        self._native.kv_write(
+            layer,
+            slots,
+            k.data_ptr(),
+            k.stride(0),
+            k.stride(1),
+            v.data_ptr(),
+            v.stride(0),
+            v.stride(1),
+            _DTYPE_NAME[k.dtype],
+        )
 
 
 def _group_plan(module: ModuleType, batch: StepBatch, group: int, num_blocks: int) -> Any:
