@@ -34,7 +34,7 @@ def build(kind: str, portable: bool) -> Path:
     folder = ROOT / "build" / (f"sanitize-{kind}" + ("-portable" if portable else ""))
     settings = {
         "CMAKE_CXX_COMPILER": "g++",
-        "CMAKE_BUILD_TYPE": "RelWithDebInfo",
+        "CMAKE_BUILD_TYPE": "Sanitize",  # none of the usual: no -DNDEBUG, nothing stripped
         "Python_EXECUTABLE": sys.executable,
         "KV_SANITIZE": _SANITIZERS[kind],
         "KV_PORTABLE": "ON" if portable else "OFF",

@@ -77,6 +77,7 @@ def test_the_thread_sanitizer_sees_races_and_nothing_else(tmp_path: Path) -> Non
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(900)  # compiles for a minute of processor time, on cores that other tests use too
 def test_a_sanitized_build_runs_clean(tmp_path: Path) -> None:
     """A short run; `make sanitize` is the whole one."""
     _needs_gcc()
