@@ -25,14 +25,13 @@ def can_write(layout: KVLayout, layer: int) -> bool:
 def write_rows(native: ModuleType, layer: Any, slots: Any, k: Tensor, v: Tensor, rotary: Any = None) -> None:
     """Writes ``k`` and ``v`` [tokens, kv_heads, head_dim] into a ``CacheLayer`` at ``slots`` (``TokenSlots``).
 
-    The head shape is taken from the layer; rows of another float dtype than the cache's are converted, rounded to
-    nearest even. ``rotary``: the ``Rotary`` tables of these tokens, applied to K on the way.
+    The head shape is taken from the layer; token and head strides are free. Rows of another float dtype than the
+    cache's are converted, rounded to nearest even. ``rotary``: ``Rotary`` tables of these tokens, applied to K.
     """
+    k, v = (rows if rows.stride(-1) == 1 else rows.contiguous() for rows in (k, v))
     dtype = _check_rows("k", k)
     if _check_rows("v", v) != dtype or k.shape != v.shape:
-        raise ConfigError(
-            f"k and v must be alike; they are {tuple(k.shape)} {k.dtype} and {tuple(v.shape)} {v.dtype}"
-        )
+        raise ConfigError(f"k and v must be alike; they are {tuple(k.shape)} {k.dtype} and {tuple(v.shape)} {v.dtype}")
     if tuple(k.shape) != (slots.tokens, layer.kv_heads, layer.head_dim):
         raise ConfigError(
             f"k has shape {tuple(k.shape)}, expected [tokens, kv_heads, head_dim] "
@@ -44,7 +43,7 @@ def write_rows(native: ModuleType, layer: Any, slots: Any, k: Tensor, v: Tensor,
 
 
 def rotary_tables(native: ModuleType, cos: Tensor, sin: Tensor) -> Any:
-    """``cos`` and ``sin`` [tokens, rotary_dim] as the kernels take them. Borrows their memory: keep them alive."""
+    """``cos`` and ``sin`` [tokens, rotary_dim] as the kernels take them; holds on to both."""
     for name, table in (("cos", cos), ("sin", sin)):
         if table.dim() != 2 or table.stride(1) != 1 or table.dtype not in _NAMES or table.device.type != "cpu":
             raise ConfigError(
@@ -53,7 +52,7 @@ def rotary_tables(native: ModuleType, cos: Tensor, sin: Tensor) -> Any:
             )
     if cos.shape != sin.shape or cos.dtype != sin.dtype or cos.stride() != sin.stride():
         raise ConfigError("cos and sin must be alike in shape, dtype and strides")
-    return native.Rotary(
+    rotary = native.Rotary(
         cos=cos.data_ptr(),
         sin=sin.data_ptr(),
         token_stride=cos.stride(0),
@@ -61,6 +60,8 @@ def rotary_tables(native: ModuleType, cos: Tensor, sin: Tensor) -> Any:
         rotary_dim=cos.shape[1],
         dtype=_NAMES[cos.dtype],
     )
+    rotary.tables = cos, sin  # it borrows their memory
+    return rotary
 
 
 def rotate_rows(native: ModuleType, rotary: Any, x: Tensor, out: Tensor | None = None) -> Tensor:
