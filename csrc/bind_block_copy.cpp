@@ -166,11 +166,11 @@ void bind_block_copy(nb::module_& m) {
             new (self) Blocks{reinterpret_cast<uint8_t*>(address), num_blocks, stride, bytes};
           },
           nb::kw_only(), "address"_a, "num_blocks"_a, "stride"_a, "bytes"_a);
-  m.def("copy_blocks", &copy_blocks, "pool"_a, "sources"_a, "targets"_a, "checksums"_a.none() = nb::none(),
+  m.def("copy_blocks", &copy_blocks, "pool"_a, "sources"_a, "targets"_a, "checksums"_a.noconvert().none() = nb::none(),
         "Copies block sources[i] to targets[i]; no block may be both. checksums (uint64) receives one of each block.");
-  m.def("gather_blocks", &gather_blocks, "pool"_a, "ids"_a, "buffer"_a, "checksums"_a.none() = nb::none(),
+  m.def("gather_blocks", &gather_blocks, "pool"_a, "ids"_a, "buffer"_a, "checksums"_a.noconvert().none() = nb::none(),
         "Copies block ids[i] of the pool to block i of the buffer.");
-  m.def("scatter_blocks", &scatter_blocks, "pool"_a, "ids"_a, "buffer"_a, "checksums"_a.none() = nb::none(),
+  m.def("scatter_blocks", &scatter_blocks, "pool"_a, "ids"_a, "buffer"_a, "checksums"_a.noconvert().none() = nb::none(),
         "Copies block i of the buffer to block ids[i] of the pool.");
   m.def("checksum", &checksum, "address"_a, "bytes"_a, "CRC-64/NVME of a range.");
   m.def("copy_checksum", &copy_checksum, "target"_a, "source"_a, "bytes"_a, "Copies a range; returns its CRC-64/NVME.");

@@ -141,7 +141,8 @@ void bind_kv_write(nb::module_& m) {
           },
           "blocks"_a, "slots"_a, "num_blocks"_a, "page_size"_a)
       .def_ro("tokens", &TokenSlots::tokens);
-  nb::class_<Rotary>(m, "Rotary", "cos and sin of each new token of a step, [tokens, rotary_dim]; borrows the memory.")
+  nb::class_<Rotary>(m, "Rotary", nb::dynamic_attr(),
+                     "cos and sin of each new token of a step, [tokens, rotary_dim]; borrows the memory.")
       .def(
           "__init__",
           [](Rotary* self, uintptr_t cos, uintptr_t sin, int64_t token_stride, int64_t tokens, int rotary_dim,

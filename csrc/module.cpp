@@ -16,6 +16,7 @@ void bind_elementwise(nb::module_& m);
 void bind_limits(nb::module_& m);
 void bind_kv_write(nb::module_& m);
 void bind_block_copy(nb::module_& m);
+void bind_threads(nb::module_& m);
 }  // namespace kv
 
 NB_MODULE(_native, m) {
@@ -30,4 +31,5 @@ NB_MODULE(_native, m) {
   kv::bind_limits(m);
   kv::bind_kv_write(m);
   kv::bind_block_copy(m);
+  kv::bind_threads(m);
 }

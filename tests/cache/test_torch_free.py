@@ -6,12 +6,18 @@ import textwrap
 
 BLOCK_TORCH = """
 import sys
-from importlib.abc import MetaPathFinder
+from importlib.abc import Loader, MetaPathFinder
+from importlib.machinery import ModuleSpec
 
-class NoTorch(MetaPathFinder):
+class NoTorch(MetaPathFinder, Loader):  # asking where torch lies is allowed, importing it is not
     def find_spec(self, name, path=None, target=None):
-        if name.split(".")[0] in ("torch", "transformers"):
-            raise ImportError(f"{name} must not be imported by the bookkeeping")
+        return ModuleSpec(name, self) if name.split(".")[0] in ("torch", "transformers") else None
+
+    def create_module(self, spec):
+        raise ImportError(f"{spec.name} must not be imported by the bookkeeping")
+
+    def exec_module(self, module):
+        raise NotImplementedError
 
 sys.meta_path.insert(0, NoTorch())
 """

@@ -10,6 +10,7 @@ from typing import Protocol
 
 import numpy as np
 
+from kvpager import native
 from kvpager.errors import ConfigError
 
 _HUGE_PAGE = 2 << 20
@@ -87,7 +88,13 @@ class HostArena:
         self.blocks = used.reshape(num_blocks, self.block_stride)
 
     def copy(self, sources: np.ndarray, targets: np.ndarray) -> None:
-        self.blocks[targets] = self.blocks[sources]
+        kernels = native.module()
+        if kernels is None:
+            self.blocks[targets] = self.blocks[sources]
+            return
+        stride = self.block_stride
+        pool = kernels.Blocks(address=self.address, num_blocks=self.num_blocks, stride=stride, bytes=stride)
+        kernels.copy_blocks(pool, sources, targets)
 
     def fill(self, ids: np.ndarray, byte: int) -> None:
         self.blocks[ids] = byte

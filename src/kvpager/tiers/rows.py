@@ -8,10 +8,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from kvpager import native
 from kvpager.errors import ConfigError
 from kvpager.memory.arena import Arena
 from kvpager.memory.layout import SCALE_BYTES, KVLayout
 from kvpager.tiers import quantized
+from kvpager.tiers.native_rows import can_write, write_rows
 from kvpager.tiers.quantized import CODES, TokenPlaces
 
 FLOAT_DTYPE = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
@@ -153,6 +155,13 @@ class TorchRows:
 
     def write(self, layer: int, blocks: np.ndarray, slots: np.ndarray, k: object, v: object) -> None:
         """Token t of ``k`` and ``v`` ([tokens, kv_heads, head_dim]) goes to slot ``slots[t]`` of ``blocks[t]``."""
+        kernels = native.module()
+        if kernels is not None and self._arena.device == "cpu" and can_write(self._layout, layer):
+            assert isinstance(k, Tensor)
+            assert isinstance(v, Tensor)
+            token_slots = kernels.TokenSlots(blocks, slots, self._arena.num_blocks, self._layout.page_size)
+            write_rows(kernels, cache_layer(kernels, self._arena, self._layout, layer), token_slots, k, v)
+            return
         places = TokenPlaces.of(blocks, slots, self._arena.device)
         LayerRows.of(self._arena, self._layout, layer).write(places, k, v)  # type: ignore[arg-type]
 
