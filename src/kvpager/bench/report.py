@@ -14,23 +14,46 @@ SEED = 0
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """``value`` in ``unit``; ``target`` is an upper bound, or None where the figure has none."""
+    """``value`` in ``unit``. The target, if there is one, is what it should be ``at_most`` or ``at_least``.
+
+    ``spread``: the quartiles of the single measurements, where the value is their median.
+    """
 
     name: str
     value: float
     unit: str
-    target: float | None = None
+    at_most: float | None = None
+    at_least: float | None = None
+    spread: tuple[float, float] | None = None
+
+    @property
+    def target(self) -> float | None:
+        return self.at_least if self.at_most is None else self.at_most
+
+    @property
+    def is_met(self) -> bool | None:
+        """None where there is no target."""
+        if self.target is None:
+            return None
+        is_low_enough = self.at_most is None or self.value <= self.at_most
+        return is_low_enough and (self.at_least is None or self.value >= self.at_least)
 
     def as_dict(self) -> dict[str, object]:
-        met = None if self.target is None else self.value <= self.target
-        return {"name": self.name, "value": self.value, "unit": self.unit, "target": self.target, "met": met}
+        found: dict[str, object] = {
+            "name": self.name,
+            "value": self.value,
+            "unit": self.unit,
+            "target": self.target,
+            "met": self.is_met,
+        }
+        return found if self.spread is None else {**found, "spread": list(self.spread)}
 
 
-def report(name: str, results: list[Result]) -> dict[str, object]:
-    """One object a benchmark prints."""
+def report(name: str, results: list[Result], setting: str = "") -> dict[str, object]:
+    """One object a benchmark prints. ``setting``: what else the figures depend on, added to the hardware line."""
     return {
         "name": name,
-        "hardware": hardware(),
+        "hardware": f"{hardware()}, {setting}" if setting else hardware(),
         "versions": versions(),
         "seed": SEED,
         "results": [result.as_dict() for result in results],
