@@ -58,13 +58,10 @@ void copy(const Copies& copies) {
         continue;
       }
       const int64_t length = std::min(bytes - first, PIECE_BYTES);
-      if (!is_streamed) {
+      if (is_streamed)
+        stream(copies.target(i) + first, copies.source(i) + first, length);
+      else
         std::memcpy(copies.target(i) + first, copies.source(i) + first, length);
-        continue;
-      }
-      const int64_t next = std::min(item + 1, items - 1);
-      stream(copies.target(i) + first, copies.source(i) + first, length,
-             copies.source(next / pieces) + next % pieces * PIECE_BYTES);
     }
   }
 }

@@ -14,8 +14,7 @@ struct Blocks {  // block b lies at base + b * stride
 };
 
 struct BlockCopyKernels {
-  // Copies past the caches. `next` is where the following copy will read from: its first lines are asked for in time.
-  void (*stream)(uint8_t* out, const uint8_t* in, int64_t bytes, const uint8_t* next);
+  void (*stream)(uint8_t* out, const uint8_t* in, int64_t bytes);  // past the caches
 };
 
 KV_DECLARE(BlockCopyKernels, block_copy_kernels)
