@@ -103,11 +103,7 @@ std::shared_ptr<const WorkItems> AttentionPlan::items_for(AttentionCall call) {
   const Pages pages = view();
   call.pages = &pages;
   const int group = call.query_heads / call.cache.kv_heads;
-#if __has_include("prefill.isa.cpp")
   const int64_t queries = KV_SELECT(prefill_kernels).queries_per_item(call);
-#else
-  const int64_t queries = 0;
-#endif
   if (!items_ || items_->group != group || items_->kv_heads != call.cache.kv_heads ||
       items_->queries_per_prefill != queries)
     items_ = std::make_shared<const WorkItems>(cut(group, call.cache.kv_heads, queries));
@@ -160,6 +156,7 @@ void AttentionPlan::run(AttentionCall call, const WorkItems& items) const {
   const Pages pages = view();
   call.pages = &pages;
   const DecodeKernels& decode = KV_SELECT(decode_kernels);
+  const PrefillKernels& prefill = KV_SELECT(prefill_kernels);
   thread_local Buffer buffer;
   float* partials = buffer.grown(items.partial_rows * decode.state_floats(call));
   const auto num_prefill = static_cast<int64_t>(items.prefill.size()), num_decode = static_cast<int64_t>(items.decode.size());
@@ -171,13 +168,8 @@ void AttentionPlan::run(AttentionCall call, const WorkItems& items) const {
   {
 #pragma omp for schedule(dynamic, 1)
     for (int64_t i = 0; i < num_prefill + num_decode; ++i) {
-#if __has_include("prefill.isa.cpp")
-      if (i < num_prefill) {
-        KV_SELECT(prefill_kernels).run(call, items.prefill[i]);
-        continue;
-      }
-#endif
-      decode.run(call, items.decode[i - num_prefill], partials);
+      if (i < num_prefill) prefill.run(call, items.prefill[i]);
+      else decode.run(call, items.decode[i - num_prefill], partials);
     }
 #pragma omp for schedule(dynamic, 1) nowait
     for (int64_t i = 0; i < num_merges; ++i) decode.merge(call, items.merges[i], partials);

@@ -8,8 +8,8 @@ namespace kv::KV_ISA {
 namespace {
 
 constexpr int TILE = 64;  // keys scored at once; tiles begin at multiples of it, wherever a span begins
-constexpr int MAX_ROWS = VL < 8 ? VL : 8;
-constexpr int ACCUMULATORS = KV_VBYTES == 64 ? 24 : 12;  // vector registers that hold sums
+constexpr int MAX_ROWS = VL < 8 ? 4 : VL < 16 ? 6 : 8;
+constexpr int ACCUMULATORS = VL < 16 ? 12 : 24;  // vector registers that hold sums: at least two of each row
 constexpr float NEVER = -__builtin_inff();
 
 constexpr int power_of_two_in(int n) { return n >= 8 ? 8 : n >= 4 ? 4 : n >= 2 ? 2 : 1; }
@@ -109,12 +109,30 @@ inline vf sums(vf* v) {
   }
 }
 
-inline float largest(vf v) {
-  float lanes[VL];
-  std::memcpy(lanes, &v, sizeof v);
-  for (int half = VL / 2; half; half /= 2)
-    for (int i = 0; i < half; ++i) lanes[i] = lanes[i] > lanes[i + half] ? lanes[i] : lanes[i + half];
-  return lanes[0];
+template <int H, int... I>
+inline vf largest(vf v, std::integer_sequence<int, I...> lanes) {  // in every lane
+  v = max(v, __builtin_shufflevector(v, v, (I ^ H)...));
+  if constexpr (H > 1) return largest<H / 2>(v, lanes);
+  return v;
+}
+
+// Two vectors of consecutive elements, in the order of `place_of`: bf16 is told apart by the half of a word it lies in,
+// which takes half the instructions of widening.
+template <DType T>
+inline void load_two(const uint8_t* at, vf* to) {
+  if constexpr (T == DType::bf16) {
+    const vu words = load_as<vu>(at);
+    to[0] = bits<vf>(words << 16);
+    to[1] = bits<vf>(words & 0xffff0000u);
+  } else {
+    to[0] = Stored<T>::load(at);
+    to[1] = Stored<T>::load(at + VL * sizeof(typename Stored<T>::item));
+  }
+}
+
+inline int place_of(DType dtype, int d, int dim) {  // of element d in queries and sums
+  const int first = d / (2 * VL) * (2 * VL);
+  return dtype != DType::bf16 || first + 2 * VL > dim ? d : first + d % 2 * VL + (d - first) / 2;
 }
 
 template <DType T>
@@ -145,17 +163,22 @@ void score(const uint8_t* keys, const Tile& tile, const Shape& shape, const floa
     for (int k = 0; k < K; ++k) rows[k] = keys + tile.row[i + k];
     for (int k = 0; k < K; ++k) ahead.fetch(i + k);
     vf sum[R * K] = {};
-    const auto add = [&](int d, auto load) __attribute__((always_inline)) {
-      vf key[K];
-      for (int k = 0; k < K; ++k) key[k] = load(rows[k] + d * BYTES);
-      for (int r = 0; r < R; ++r) {
-        const vf query = load_as<vf>(q + r * shape.padded + d);
-        for (int k = 0; k < K; ++k) sum[r * K + k] += query * key[k];
-      }
-    };
     int d = 0;
-    for (; d + VL <= shape.dim; d += VL) add(d, [](const uint8_t* at) { return Stored<T>::load(at); });
-    if (d < shape.dim) add(d, [&](const uint8_t* at) { return load_part<T>(at, shape.dim - d); });
+    for (; d + 2 * VL <= shape.dim; d += 2 * VL) {
+      vf key[K][2];
+      for (int k = 0; k < K; ++k) load_two<T>(rows[k] + d * BYTES, key[k]);
+      for (int half = 0; half < 2; ++half)
+        for (int r = 0; r < R; ++r) {
+          const vf query = load_as<vf>(q + r * shape.padded + d + half * VL);
+          for (int k = 0; k < K; ++k) sum[r * K + k] += query * key[k][half];
+        }
+    }
+    for (; d < shape.dim; d += VL)
+      for (int k = 0; k < K; ++k) {
+        const uint8_t* at = rows[k] + d * BYTES;
+        const vf key = d + VL <= shape.dim ? Stored<T>::load(at) : load_part<T>(at, shape.dim - d);
+        for (int r = 0; r < R; ++r) sum[r * K + k] += load_as<vf>(q + r * shape.padded + d) * key;
+      }
     const vf all = sums<VL / 2, R * K>(sum);
     float lanes[VL];
     std::memcpy(lanes, &all, sizeof all);
@@ -163,20 +186,27 @@ void score(const uint8_t* keys, const Tile& tile, const Shape& shape, const floa
   }
 }
 
-template <DType T, int R, int N>
+template <DType T, int R, int N>  // N vectors of sums; `part`: 0, or the elements that count of the only one
 inline void weigh(const uint8_t* values, const Tile& tile, int part, const float* weights, const vf* shrink, float* sums,
-                  int64_t state, const Ahead* ahead) {
+                  int64_t state, Ahead ahead) {
   vf sum[R][N];
   for (int r = 0; r < R; ++r)
     for (int n = 0; n < N; ++n) sum[r][n] = load_as<vf>(sums + r * state + n * VL) * shrink[r];
   for (int i = 0; i < tile.count; ++i) {
     const uint8_t* row = values + tile.row[i];
-    if (ahead) ahead->fetch(i);
+    ahead.fetch(i);
     vf weight[R];
     for (int r = 0; r < R; ++r) weight[r] = splat(weights[r * TILE + i]);
-    for (int n = 0; n < N; ++n) {
-      const vf value = part ? load_part<T>(row, part) : Stored<T>::load(row + n * VL * sizeof(typename Stored<T>::item));
-      for (int r = 0; r < R; ++r) sum[r][n] += weight[r] * value;
+    if constexpr (N == 1) {
+      const vf value = part ? load_part<T>(row, part) : Stored<T>::load(row);
+      for (int r = 0; r < R; ++r) sum[r][0] += weight[r] * value;
+    } else {
+      for (int n = 0; n < N; n += 2) {  // two at a time, so that all fits in registers
+        vf value[2];
+        load_two<T>(row + n * VL * sizeof(typename Stored<T>::item), value);
+        for (int r = 0; r < R; ++r)
+          for (int half = 0; half < 2; ++half) sum[r][n + half] += weight[r] * value[half];
+      }
     }
   }
   for (int r = 0; r < R; ++r)
@@ -187,13 +217,12 @@ template <DType T, int R, int N>
 void weigh_all(const uint8_t* values, const Tile& tile, const Shape& shape, int d, const float* weights,
                const vf* shrink, float* sums, Ahead ahead) {
   constexpr int BYTES = sizeof(typename Stored<T>::item);
-  for (; d + N * VL <= shape.dim; d += N * VL)
-    weigh<T, R, N>(values + d * BYTES, tile, 0, weights, shrink, sums + d, shape.state, d ? nullptr : &ahead);
-  if constexpr (N > 1) {
+  for (; d + N * VL <= shape.dim; d += N * VL, ahead.bytes = 0)
+    weigh<T, R, N>(values + d * BYTES, tile, 0, weights, shrink, sums + d, shape.state, ahead);
+  if constexpr (N > 1)
     weigh_all<T, R, N / 2>(values, tile, shape, d, weights, shrink, sums, ahead);
-  } else if (d < shape.dim) {
-    weigh<T, R, 1>(values + d * BYTES, tile, shape.dim - d, weights, shrink, sums + d, shape.state, d ? nullptr : &ahead);
-  }
+  else if (d < shape.dim)
+    weigh<T, R, 1>(values + d * BYTES, tile, shape.dim - d, weights, shrink, sums + d, shape.state, ahead);
 }
 
 struct Head {  // one KV head's part of a tile, for some rows
@@ -243,18 +272,18 @@ void attend(const Head& work) {
       std::memcpy(row + i, &s, sizeof s);
       top = max(s, top);
     }
-    const float found = largest(top), base = found == NEVER ? 0 : found;
-    shrink[r] = exp_negative(load_as<vf>(state + VL) - splat(base));
+    top = largest<VL / 2>(top, std::make_integer_sequence<int, VL>());
+    const vf base = top == splat(NEVER) ? vf{} : top;
+    shrink[r] = exp_negative(load_as<vf>(state + VL) - base);
     vf sum = load_as<vf>(state) * shrink[r];
     for (int i = 0; i < rounded; i += VL) {
       const vf s = load_as<vf>(row + i);
-      vf weight = exp_negative(s - splat(base));
+      vf weight = exp_negative(s - base);
       weight = s == s ? weight : s;  // a NaN stays one
       sum += weight;
       if constexpr (is_quantized(T)) weight *= load_as<vf>(scale[1] + i);
       std::memcpy(row + i, &weight, sizeof weight);
     }
-    top = splat(found);
     std::memcpy(state, &sum, sizeof sum);
     std::memcpy(state + VL, &top, sizeof top);
   }
@@ -269,7 +298,10 @@ Attend attend_rows(int rows) {
   static constexpr Attend by_rows[] = {
       attend<T, 1>, attend<T, 2>, attend<T, 3>, attend<T, 4>,
 #if KV_VBYTES > 16
-      attend<T, 5>, attend<T, 6>, attend<T, 7>, attend<T, 8>,
+      attend<T, 5>, attend<T, 6>,
+#endif
+#if KV_VBYTES > 32
+      attend<T, 7>, attend<T, 8>,
 #endif
   };
   return by_rows[rows - 1];
@@ -291,18 +323,20 @@ uint8_t* row_of(const Rows& rows, int64_t token, int64_t head) {
   return rows.data + (token * rows.token_stride + head * rows.head_stride) * item_bytes(rows.dtype);
 }
 
-void read_row(const uint8_t* from, DType dtype, int dim, int padded, float* to) {
-  for (int d = 0; d < padded; ++d) {
-    if (d >= dim) to[d] = 0;
-    else if (dtype == DType::f32) to[d] = load_as<float>(from + d * 4);
-    else if (dtype == DType::bf16) to[d] = from_bf16(load_as<uint16_t>(from + d * 2));
-    else to[d] = from_f16(load_as<uint16_t>(from + d * 2));
+void read_row(const AttentionCall& call, const Shape& shape, const uint8_t* from, float* to) {
+  std::memset(to, 0, shape.padded * sizeof(float));
+  for (int d = 0; d < shape.dim; ++d) {
+    float& element = to[place_of(call.cache.dtype, d, shape.dim)];
+    if (call.q.dtype == DType::f32) element = load_as<float>(from + d * 4);
+    else if (call.q.dtype == DType::bf16) element = from_bf16(load_as<uint16_t>(from + d * 2));
+    else element = from_f16(load_as<uint16_t>(from + d * 2));
   }
 }
 
-void write_row(const float* from, float factor, DType dtype, int dim, uint8_t* to) {
-  for (int d = 0; d < dim; ++d) {
-    const float value = from[d] * factor;
+void write_row(const AttentionCall& call, const Shape& shape, const float* from, float factor, uint8_t* to) {
+  const DType dtype = call.out.dtype;
+  for (int d = 0; d < shape.dim; ++d) {
+    const float value = from[place_of(call.cache.dtype, d, shape.dim)] * factor;
     const uint16_t half = dtype == DType::bf16 ? to_bf16(value) : to_f16(value);
     std::memcpy(to + d * item_bytes(dtype), dtype == DType::f32 ? static_cast<const void*>(&value) : &half,
                 item_bytes(dtype));
@@ -321,7 +355,7 @@ void write_result(const AttentionCall& call, const Shape& shape, int64_t token, 
     }
   }
   const bool sees_nothing = total == 0;
-  write_row(state, sees_nothing ? 0 : factor / total, call.out.dtype, shape.dim, row_of(call.out, token, head));
+  write_row(call, shape, state, sees_nothing ? 0 : factor / total, row_of(call.out, token, head));
   if (call.lse) call.lse[token * call.query_heads + head] = sees_nothing ? NEVER : top + __builtin_logf(total);
 }
 
@@ -352,10 +386,12 @@ void run(const AttentionCall& call, const DecodeItem& item, float* partials) {
   float* q = thread_scratch(all * (shape.padded + (item.partial < 0 ? shape.state : 0)));
   float* states = item.partial < 0 ? q + all * shape.padded : partials + item.partial * shape.state;
   for (int64_t i = 0; i < all; ++i)
-    read_row(row_of(call.q, item.first_query + i % rows / group, (item.first_head + i / rows) * group + i % group),
-             call.q.dtype, shape.dim, shape.padded, q + i * shape.padded);
+    read_row(call, shape,
+             row_of(call.q, item.first_query + i % rows / group, (item.first_head + i / rows) * group + i % group),
+             q + i * shape.padded);
   clear(states, all, shape);
   const int64_t row_bytes = shape.dim * item_bytes(cache.dtype);
+  const int64_t row_tiles = (rows + MAX_ROWS - 1) / MAX_ROWS, rows_at_once = (rows + row_tiles - 1) / row_tiles;
   const int64_t before = item.first_query - call.pages->query_offsets[item.sequence];
   Walk walk(call, item);
   Tile tiles[2];
@@ -367,8 +403,8 @@ void run(const AttentionCall& call, const DecodeItem& item, float* partials) {
       const Tile& following = tiles[is_last && more ? now ^ 1 : now];
       const int head = item.first_head + (!is_last ? h + 1 : more ? 0 : h);
       Ahead ahead{cache.base + head * cache.head_stride, following.row, row_bytes};
-      for (int64_t row = 0; row < rows; row += MAX_ROWS) {
-        const int count = static_cast<int>(rows - row < MAX_ROWS ? rows - row : MAX_ROWS);
+      for (int64_t row = 0; row < rows; row += rows_at_once) {
+        const int count = static_cast<int>(rows - row < rows_at_once ? rows - row : rows_at_once);
         const Ahead values{ahead.base + cache.half_stride, ahead.row, ahead.bytes};
         attend_for(cache.dtype, count)({&call, shape, &tiles[now], item.first_head + h, row,
                                         call.pages->starts[item.sequence] + before,

@@ -48,7 +48,7 @@ inline V load_as(const void* at) {
   return v;
 }
 
-inline vf splat(float x) { return vf{} + x; }
+inline vf splat(float x) { return x - vf{}; }  // minus: x + 0 is not x for -0, so the addition would stay
 
 // -- stored types to float ---------------------------------------------------------------------------------------
 

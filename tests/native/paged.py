@@ -24,8 +24,8 @@ TOLERANCE = {"float32": 1e-5, "bfloat16": 2e-2, "float16": 2e-2}
 
 @dataclass
 class Paged:
-    """``lengths[i]`` cached tokens of sequence i, the last ``queries[i]`` of which are new. The rows of a sequence follow
-    from ``names[i]`` alone, its blocks from ``order``."""
+    """``lengths[i]`` cached tokens of sequence i, the last ``queries[i]`` of which are new. The rows of a sequence
+    follow from ``names[i]`` alone, its blocks from ``order``."""
 
     lengths: list[int]
     queries: list[int]

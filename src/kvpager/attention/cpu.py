@@ -1,5 +1,5 @@
-"""Attention by the native kernels, straight from the blocks of a pool in host memory: no gather, no padding, and bits that
-depend on nothing but a sequence's own rows. Where its bytes lie elsewhere, the reference does the work.
+"""Attention by the native kernels, straight from the blocks of a pool in host memory: no gather, no padding, and bits
+that depend on nothing but a sequence's own rows. Where the bytes lie elsewhere, the reference does the work.
 """
 
 from collections.abc import Sequence
