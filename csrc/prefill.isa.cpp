@@ -17,7 +17,6 @@ namespace kv::KV_ISA {
 namespace {
 
 constexpr int TILES = 8;             // tiles packed at once: their K and V stay in L2 while all panels pass over them
-constexpr int ROWS_PER_ITEM = 512;  // packing a tile costs as much as about 30 rows
 constexpr float HEADROOM = 8.0f;     // a weight is at most 2^8
 constexpr float LOG2_E = 1.44269504088896341f, LN_2 = 0.69314718055994531f;
 constexpr float MINUS_INFINITY = -__builtin_inff();
@@ -100,6 +99,16 @@ void write_row(const float* from, float factor, int count, DType dtype, uint8_t*
   }
 }
 
+inline bool any(vi v) {
+#if defined(KV_AVX512)
+  return _mm512_test_epi32_mask((__m512i)v, (__m512i)v) != 0;
+#else
+  int32_t found = 0;
+  for (int i = 0; i < VL; ++i) found |= v[i];
+  return found != 0;
+#endif
+}
+
 // VL x VL dwords, by log2(VL) times the perfect shuffle of the first half of the rows with the second.
 inline void transpose(const uint32_t* from, int64_t from_stride, uint32_t* to, int64_t to_stride) {
   vu rows[VL], next[VL];
@@ -120,6 +129,14 @@ inline void transpose(const uint32_t* from, int64_t from_stride, uint32_t* to, i
 }
 
 // -- one item ----------------------------------------------------------------------------------------------------------
+
+struct Tile {  // KEYS slots of the sequence
+  int32_t positions[KEYS];  // NOWHERE: no slot
+  int32_t lowest, highest;
+  const uint8_t* rows[KEYS];  // of K; null where no row of the item sees the slot: it may hold anything
+  float scales[KEYS][2];      // of K and V
+};
+constexpr int32_t NOWHERE = INT32_MAX;
 
 struct Unit {  // a panel meets a tile
   int panel, tile;
@@ -142,11 +159,13 @@ class Item {
     return rows.data + (token * rows.token_stride + head * rows.head_stride) * item_bytes(rows.dtype);
   }
   void pack_queries();
-  bool look_at_tile(int64_t first_slot, int tile);
-  void pack_tile(int64_t first_slot, int tile);
+  int find_tiles(Tile* tiles);
+  bool read_table(Tile& tile) const;
+  void pack_tile(const Tile& tile, uint32_t* k, uint32_t* v);
   void pack_values(const item_t* const* rows, uint32_t* to);
   void list_units(int num_tiles);
-  void run_units();
+  void run_units(int num_next);
+  void prefetch(int row) const;
   void prepare_scores(const Unit& unit, float* scores);
   void rescale(int panel, const vf* factors);
 
@@ -159,17 +178,14 @@ class Item {
   float factor_;      // from products (or soft-capped scores) to logarithms to base 2
 
   static constexpr int KEY_CHUNKS = KEYS / E::PER_DWORD / CHUNK;
-  static constexpr int64_t NOWHERE = INT32_MAX;  // the position of a slot without a key
 
   uint32_t* q_;           // [panels][dims, in dwords][LANES]
   float* out_;            // [panels][dims][LANES]
   float *max_, *sum_;     // [panels][LANES], to base 2
   int32_t* row_positions_;  // [panels][LANES]
   uint32_t *k_, *v_;      // [TILES][K or V as operand a]
-  int32_t* positions_;    // [TILES][KEYS]
-  const uint8_t** slots_; // [KEYS] the K row of a slot, null where no row sees it
-  float (*scales_)[2];    // [KEYS] of K and V
-  int32_t lowest_[TILES], highest_[TILES];
+  Tile *tiles_, *next_;   // [TILES] the packed ones, and those after them
+  int64_t slot_, end_;    // the first slot that is in neither, and where to stop
   item_t* rows_;          // [CHUNK * PER_DWORD + 1][dims] on their way
   uint32_t* dwords_;      // [CHUNK][dims] on their way
   float* scores_[2];      // [KEYS][LANES]
@@ -203,9 +219,8 @@ Item<E>::Item(const AttentionCall& call, const PrefillItem& item, Scratch& scrat
   row_positions_ = scratch.take<int32_t>(lanes);
   k_ = scratch.take<uint32_t>(TILES * KEYS * dwords);
   v_ = scratch.take<uint32_t>(TILES * KEYS * dwords);
-  positions_ = scratch.take<int32_t>(TILES * KEYS);
-  slots_ = scratch.take<const uint8_t*>(KEYS);
-  scales_ = scratch.take<float[2]>(KEYS);
+  tiles_ = scratch.take<Tile>(TILES);
+  next_ = scratch.take<Tile>(TILES);
   rows_ = scratch.take<item_t>((CHUNK * E::PER_DWORD + 1) * padded_);
   dwords_ = scratch.take<uint32_t>(CHUNK * padded_);
   for (auto& scores : scores_) scores = scratch.take<float>(KEYS * LANES);
@@ -230,67 +245,78 @@ void Item<E>::pack_queries() {
   }
 }
 
-// The positions of a tile's keys and their range. Is one of them seen by any row?
+// The next tiles that some row sees; how many, 0 behind the last.
 template <class E>
-bool Item<E>::look_at_tile(int64_t first_slot, int tile) {
+int Item<E>::find_tiles(Tile* tiles) {
+  int found = 0;
+  for (; found < TILES && slot_ < end_; slot_ += KEYS) found += read_table(tiles[found]);
+  return found;
+}
+
+// The tile that begins at slot_; false if no row sees any of it.
+template <class E>
+bool Item<E>::read_table(Tile& tile) const {
+  const CacheLayer& cache = call_.cache;
   const int64_t first_entry = pages_.table_offsets[item_.sequence];
   const int64_t entries = pages_.table_offsets[item_.sequence + 1] - first_entry;
-  const int page_size = call_.cache.page_size;
-  int32_t* positions = positions_ + tile * KEYS;
-  int64_t entry = first_slot / page_size;
-  int slot = static_cast<int>(first_slot % page_size);
+  const int64_t last = row_position(num_rows_ - 1), before = first_position_ - window_;
+  int64_t entry = slot_ / cache.page_size;
+  int slot = static_cast<int>(slot_ % cache.page_size);
+  tile.lowest = NOWHERE;
+  tile.highest = -1;
   for (int key = 0; key < KEYS; ++entry, slot = 0) {
-    const int count = page_size - slot < KEYS - key ? page_size - slot : KEYS - key;
-    int64_t page = pages_.first_pages[item_.sequence] + entry;
-    if (pages_.pages && entry < entries) page = pages_.pages[first_entry + entry];
-    for (int i = 0; i < count; ++i)
-      positions[key + i] = static_cast<int32_t>(entry < entries ? page * page_size + slot + i : NOWHERE);
-    key += count;
+    const uint8_t* block = cache.base;
+    float scales[2] = {1.0f, 1.0f};
+    int64_t page = 0;
+    if (entry < entries) {
+      const int64_t offset = pages_.blocks[first_entry + entry] * cache.block_stride;
+      block += offset + item_.kv_head * cache.head_stride;
+      if (cache.scales) std::memcpy(scales, cache.scales + offset + item_.kv_head * sizeof scales, sizeof scales);
+      page = pages_.pages ? pages_.pages[first_entry + entry] : pages_.first_pages[item_.sequence] + entry;
+    }
+    for (; slot < cache.page_size && key < KEYS; ++slot, ++key) {
+      const int32_t position = entry < entries ? static_cast<int32_t>(page * cache.page_size + slot) : NOWHERE;
+      tile.positions[key] = position;
+      tile.lowest = position < tile.lowest ? position : tile.lowest;
+      tile.highest = position > tile.highest ? position : tile.highest;
+      tile.rows[key] = position <= last && position > before ? block + slot * cache.slot_stride : nullptr;
+      std::memcpy(tile.scales[key], scales, sizeof scales);
+    }
   }
-  int32_t lowest = positions[0], highest = positions[0];
-  for (int i = 1; i < KEYS; ++i) {
-    lowest = positions[i] < lowest ? positions[i] : lowest;
-    highest = positions[i] > highest ? positions[i] : highest;
+  return tile.lowest <= last && tile.highest > before;
+}
+
+// Inlined at once: a function that only prefetches has no effect in GCC's eyes, and its calls are dropped.
+template <class E>
+[[gnu::always_inline]] inline void Item<E>::prefetch(int row) const {
+  const uint8_t* at = next_[row / KEYS].rows[row % KEYS];
+  const int bytes = dim_ * item_bytes(call_.cache.dtype);
+  for (int i = 0; at && i < bytes; i += 64) {
+    __builtin_prefetch(at + i, 0, 2);
+    __builtin_prefetch(at + call_.cache.half_stride + i, 0, 2);
   }
-  lowest_[tile] = lowest;
-  highest_[tile] = highest;
-  return lowest <= row_position(num_rows_ - 1) && highest > first_position_ - window_;
 }
 
 template <class E>
-void Item<E>::pack_tile(int64_t first_slot, int tile) {
+void Item<E>::pack_tile(const Tile& tile, uint32_t* k, uint32_t* v) {
   const CacheLayer& cache = call_.cache;
-  const int32_t* blocks = pages_.blocks + pages_.table_offsets[item_.sequence];
-  const int64_t last = row_position(num_rows_ - 1);
-  const int dwords = padded_ / E::PER_DWORD;
-  uint32_t* k = k_ + tile * KEYS * dwords;
-  uint32_t* v = v_ + tile * KEYS * dwords;
-  for (int key = 0; key < KEYS; ++key) {
-    const int64_t position = positions_[tile * KEYS + key], slot = first_slot + key;
-    slots_[key] = nullptr;
-    if (position > last || position <= first_position_ - window_) continue;  // may hold anything
-    const int64_t block = blocks[slot / cache.page_size] * cache.block_stride;
-    slots_[key] = cache.base + block + item_.kv_head * cache.head_stride + slot % cache.page_size * cache.slot_stride;
-    scales_[key][0] = scales_[key][1] = 1.0f;
-    if (cache.scales) std::memcpy(scales_[key], cache.scales + block + item_.kv_head * 8, 8);
-  }
   std::memset(rows_, 0, padded_ * sizeof(item_t));
   for (int key = 0; key < KEYS; ++key) {
     const item_t* row = rows_;
-    if (slots_[key]) row = row_of<E>(slots_[key], cache.dtype, dim_, padded_, scales_[key][0], rows_ + padded_);
+    if (tile.rows[key])
+      row = row_of<E>(tile.rows[key], cache.dtype, dim_, padded_, tile.scales[key][0], rows_ + padded_);
     for (int chunk = 0; chunk < dim_chunks_; ++chunk)
       std::memcpy(k + (chunk * KEYS + key) * CHUNK, row + chunk * CHUNK * E::PER_DWORD, CHUNK * 4);
   }
-  for (int chunk = 0; chunk < KEY_CHUNKS; ++chunk) {
+  for (int first = 0; first < KEYS; first += CHUNK * E::PER_DWORD, v += padded_ * CHUNK) {
     const item_t* rows[CHUNK * E::PER_DWORD];
     for (int i = 0; i < CHUNK * E::PER_DWORD; ++i) {
-      const int key = chunk * CHUNK * E::PER_DWORD + i;
-      rows[i] = rows_;
-      if (slots_[key])
-        rows[i] = row_of<E>(slots_[key] + cache.half_stride, cache.dtype, dim_, padded_, scales_[key][1],
-                            rows_ + (i + 1) * padded_);
+      const uint8_t* row = tile.rows[first + i];
+      rows[i] = row ? row_of<E>(row + cache.half_stride, cache.dtype, dim_, padded_, tile.scales[first + i][1],
+                                rows_ + (i + 1) * padded_)
+                    : rows_;
     }
-    pack_values(rows, v + chunk * padded_ * CHUNK);
+    pack_values(rows, v);
   }
 }
 
@@ -321,9 +347,11 @@ void Item<E>::list_units(int num_tiles) {
   num_units_ = 0;
   for (int panel = 0; panel < num_panels_; ++panel) {
     const int64_t first = row_positions_[panel * LANES], last = row_positions_[panel * LANES + LANES - 1];
-    for (int tile = 0; tile < num_tiles; ++tile)
-      if (lowest_[tile] <= last && highest_[tile] > first - window_)
-        units_[num_units_++] = {panel, tile, highest_[tile] > first || lowest_[tile] <= last - window_};
+    for (int i = 0; i < num_tiles; ++i) {
+      const Tile& tile = tiles_[i];
+      if (tile.lowest <= last && tile.highest > first - window_)
+        units_[num_units_++] = {panel, i, tile.highest > first || tile.lowest <= last - window_};
+    }
   }
 }
 
@@ -345,7 +373,7 @@ void Item<E>::prepare_scores(const Unit& unit, float* scores) {
     const vi last = load_as<vi>(row_positions_ + unit.panel * LANES + v * VL);
     const vi before = pages_.window ? last - static_cast<int32_t>(pages_.window) : vi{} - 1;
     for (int key = 0; key < KEYS; ++key) {
-      const vi position = vi{} + positions_[unit.tile * KEYS + key];
+      const vi position = vi{} + tiles_[unit.tile].positions[key];
       float* at = scores + key * LANES + v * VL;
       const vf seen = (position <= last) & (position > before) ? load_as<vf>(at) : splat(MINUS_INFINITY);
       std::memcpy(at, &seen, sizeof seen);
@@ -365,12 +393,14 @@ void Item<E>::rescale(int panel, const vf* factors) {
 // All units of the packed tiles, three at a time: while the products of one (scores) and of the one two before it
 // (values) run, the softmax of the one between is computed.
 template <class E>
-void Item<E>::run_units() {
+void Item<E>::run_units(int num_next) {
   constexpr int ROWS = KEYS / E::PER_DWORD;  // of weights, in dwords
   const int dwords = padded_ / E::PER_DWORD;
   const int share = (ROWS * 8 + padded_ - 1) / padded_;  // of them per step of a product: a unit has padded_ / 8 steps
   const vf factor = splat(factor_);
-  for (int turn = 0; turn < num_units_ + 2; ++turn) {
+  const int turns = num_units_ + 2;
+  for (int turn = 0; turn < turns; ++turn) {
+    for (int row = num_next * KEYS * turn / turns; row < num_next * KEYS * (turn + 1) / turns; ++row) prefetch(row);
     const bool has_softmax = turn >= 1 && turn <= num_units_;
     vf below[2], sums[2] = {}, alphas[2] = {splat(1.0f), splat(1.0f)};
     bool must_rescale = false;
@@ -390,9 +420,7 @@ void Item<E>::run_units() {
         const vi grows = highest > old + splat(HEADROOM);
         const vf now = grows ? highest : old;
         below[v] = now > splat(MINUS_INFINITY) ? now : vf{};
-        int any = 0;
-        for (int i = 0; i < VL; ++i) any |= grows[i];
-        if (any) {
+        if (any(grows)) {
           alphas[v] = grows ? exp2_exact(old - now) : splat(1.0f);
           must_rescale = true;
           std::memcpy(at, &now, sizeof now);
@@ -443,25 +471,23 @@ void Item<E>::attend() {
   for (int64_t i = 0; i < lanes; ++i) max_[i] = MINUS_INFINITY;
   const int page_size = call_.cache.page_size;
   const int64_t base = pages_.first_pages[item_.sequence] * page_size;
-  int64_t first = 0;
-  int64_t slots = (pages_.table_offsets[item_.sequence + 1] - pages_.table_offsets[item_.sequence]) * page_size;
+  slot_ = 0;
+  end_ = (pages_.table_offsets[item_.sequence + 1] - pages_.table_offsets[item_.sequence]) * page_size;
   if (!pages_.pages) {  // pages in a row: the slots that are seen are known
     const int64_t seen = row_position(num_rows_ - 1) + 1 - base, behind = first_position_ - window_ + 1 - base;
-    slots = seen < slots ? seen : slots;
-    first = behind > 0 ? behind / KEYS * KEYS : 0;
+    end_ = seen < end_ ? seen : end_;
+    slot_ = behind > 0 ? behind / KEYS * KEYS : 0;
   }
   E::begin();
-  int tile = 0;
-  for (int64_t slot = first; slot < slots; slot += KEYS) {
-    if (look_at_tile(slot, tile)) {
-      pack_tile(slot, tile);
-      tile++;
-    }
-    if (tile == TILES || (slot + KEYS >= slots && tile)) {
-      list_units(tile);
-      run_units();
-      tile = 0;
-    }
+  for (int found = find_tiles(next_); found;) {
+    Tile* packed = next_;
+    next_ = tiles_;
+    tiles_ = packed;
+    for (int i = 0; i < found; ++i)
+      pack_tile(tiles_[i], k_ + i * KEYS * padded_ / E::PER_DWORD, v_ + i * KEYS * padded_ / E::PER_DWORD);
+    list_units(found);
+    found = find_tiles(next_);
+    run_units(found);
   }
   E::end();
 }
@@ -522,9 +548,14 @@ void run(const AttentionCall& call, const PrefillItem& item) {
   run_with<F32>(call, item);
 }
 
+// Enough rows that packing the keys is a small share of the work; the products of tiles are ten times as fast.
 int64_t queries_per_item(const AttentionCall& call) {
+  int rows = 256;
+#if defined(KV_ISA_amx)
+  if (fits_bf16(call)) rows = 1024;
+#endif
   const int group = call.query_heads / call.cache.kv_heads;
-  return ROWS_PER_ITEM > group ? ROWS_PER_ITEM / group : 1;
+  return rows > group ? rows / group : 1;
 }
 
 }  // namespace

@@ -145,9 +145,9 @@ struct Tiles : Bf16 {
         const uint32_t* left = a + (chunk * rows + row) * CHUNK;
         const uint32_t* right = b + chunk * CHUNK * LANES;
         _tile_loadd(6, right, LANES * 4);
-        _tile_loadd(4, left, CHUNK * 4);
+        _tile_stream_loadd(4, left, CHUNK * 4);  // K and V pass by: they would push what is stored to out of L1
         _tile_loadd(7, right + 16, LANES * 4);
-        _tile_loadd(5, left + TILE, CHUNK * 4);
+        _tile_stream_loadd(5, left + TILE, CHUNK * 4);
         _tile_dpbf16ps(0, 4, 6);
         _tile_dpbf16ps(1, 4, 7);
         _tile_dpbf16ps(2, 5, 6);
