@@ -299,12 +299,3 @@ def test_wrong_rotations_are_refused(native: ModuleType) -> None:
         with pytest.raises((ConfigError, ValueError), match=message):
             make()
     rotate_rows(native, rotary, x)
-
-
-def test_a_quantized_cache_is_refused(native: ModuleType) -> None:
-    layout = KVLayout(1, 2, 16, "int8", 4)
-    cache = open_cache(layout, num_blocks=2)
-    rows = torch.zeros(1, 2, 16)
-    slots = native.TokenSlots(ids(0), ids(0), 2, 4)
-    with pytest.raises(ValueError, match="quantized"):
-        write_rows(native, cache_layer(native, cache.arena, layout, 0), slots, rows, rows)
