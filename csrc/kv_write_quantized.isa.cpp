@@ -44,10 +44,19 @@ inline void scale_row(uint8_t* out, const uint8_t* in, int dim, float factor) {
 
 template <DType FROM, DType TO>
 inline vi larger_in_row(vi largest, const uint8_t* in, int dim) {
+  vi even = {}, odd = {};
   int i = 0;
-  for (; i + VL <= dim; i += VL) largest = larger<TO>(largest, Stored<FROM>::load(in + i * item_bytes(FROM)));
-  if (i < dim) largest = larger<TO>(largest, load_part<FROM>(in + i * item_bytes(FROM), dim - i));
-  return largest;
+  for (; i + 2 * VL <= dim; i += 2 * VL) {
+    even = larger<TO>(even, Stored<FROM>::load(in + i * item_bytes(FROM)));
+    odd = larger<TO>(odd, Stored<FROM>::load(in + (i + VL) * item_bytes(FROM)));
+  }
+  if (i + VL <= dim) {
+    even = larger<TO>(even, Stored<FROM>::load(in + i * item_bytes(FROM)));
+    i += VL;
+  }
+  if (i < dim) odd = larger<TO>(odd, load_part<FROM>(in + i * item_bytes(FROM), dim - i));
+  even = odd > even ? odd : even;
+  return even > largest ? even : largest;
 }
 
 // The runs begin .. end - 1 all lie in one page.

@@ -136,14 +136,18 @@ class AttentionBackendContract:
     def test_a_quantized_pool_takes_rows_and_queries_of_any_float_type(self, dtype: str, q_dtype: torch.dtype) -> None:
         layout = KVLayout(layers=1, kv_heads=1, head_dim=8, dtype=dtype, page_size=4)
         found = []
-        for k_dtype, v_dtype in ((torch.float32, torch.float16), (torch.bfloat16, torch.bfloat16)):
+        for row_dtype in (torch.float32, torch.bfloat16, torch.float16):
             with open_cache(layout, num_blocks=4) as cache, cache.step({cache.sequence(T(1, 5)): 5}) as step:
-                ones = torch.ones(5, 1, 8)
+                rows, other = torch.ones(5, 1, 8, dtype=row_dtype), torch.ones(5, 1, 8, dtype=torch.float64)
                 plan = self.make().plan(step.batch, cache.arena)
-                found.append(plan.run(0, torch.ones(5, 2, 8, dtype=q_dtype), ones.to(k_dtype), ones.to(v_dtype)))
+                found.append(plan.run(0, torch.ones(5, 2, 8, dtype=q_dtype), rows, rows))
+                for wrong in (other, other.to(torch.float16 if row_dtype != torch.float16 else torch.float32)):
+                    with pytest.raises(ConfigError):
+                        plan.run(0, torch.ones(5, 2, 8, dtype=q_dtype), rows, wrong)
         assert found[0].dtype == q_dtype
         assert torch.equal(found[0], torch.ones(5, 2, 8, dtype=q_dtype))
         assert torch.equal(found[0], found[1])
+        assert torch.equal(found[0], found[2])
 
     @pytest.mark.parametrize("dtype", QUANTIZED)
     def test_what_lies_in_unused_slots_of_a_quantized_pool_changes_no_bit(self, dtype: str) -> None:

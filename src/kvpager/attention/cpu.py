@@ -18,6 +18,7 @@ from kvpager.cache.step import StepBatch
 from kvpager.errors import ConfigError
 from kvpager.memory.arena import Arena
 from kvpager.memory.layout import KVLayout
+from kvpager.tiers.native_rows import write_rows
 from kvpager.tiers.rows import cache_layer
 
 _DTYPE_NAME = {torch.float32: "float32", torch.bfloat16: "bfloat16", torch.float16: "float16"}
@@ -70,24 +71,8 @@ class CpuPlan:
     def run(self, layer: int, q: Tensor, k: Tensor, v: Tensor, options: LayerOptions = DEFAULT_OPTIONS) -> Tensor:
         check_packed(self._batch, layer, q, k, v, options)
         group = self._places[layer].group
-        self._write(self._layers[layer], self._slots[group], k, v)
+        write_rows(self._native, self._layers[layer], self._slots[group], k, v)
         return attend(self._plans[group], self._layers[layer], q, options)
-
-    def _write(self, layer: Any, slots: Any, k: Tensor, v: Tensor) -> None:
-        if k.dtype != v.dtype:
-            k, v = k.float(), v.float()
-        k, v = (rows if rows.stride(2) == 1 else rows.contiguous() for rows in (k, v))
-        self._native.kv_write(
-            layer,
-            slots,
-            k.data_ptr(),
-            k.stride(0),
-            k.stride(1),
-            v.data_ptr(),
-            v.stride(0),
-            v.stride(1),
-            _DTYPE_NAME[k.dtype],
-        )
 
 
 def _group_plan(module: ModuleType, batch: StepBatch, group: int, num_blocks: int) -> Any:

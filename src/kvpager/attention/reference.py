@@ -162,6 +162,8 @@ def check_packed(batch: StepBatch, layer: int, q: Tensor, k: Tensor, v: Tensor, 
             )
         if rows.dtype not in writable_dtypes(layout):
             raise ConfigError(f"{name} is {rows.dtype}, the cache holds {layout.dtype}: convert it first")
+    if k.dtype != v.dtype:
+        raise ConfigError(f"k is {k.dtype} and v is {v.dtype}: give both in one dtype")
     is_packed = q.dim() == 3 and q.shape[0] == tokens and q.shape[2] == group.head_dim
     if not is_packed or q.shape[1] == 0 or q.shape[1] % group.kv_heads:
         raise ConfigError(

@@ -18,15 +18,15 @@ _NAMES = {torch.float32: "float32", torch.bfloat16: "bfloat16", torch.float16: "
 
 def can_write(layout: KVLayout, layer: int) -> bool:
     """Whether ``write_rows`` can write this layer."""
-    group = layout.groups[layout.places[layer].group]
-    return not layout.is_quantized and group.head_dim <= _MAX_HEAD_DIM
+    return layout.groups[layout.places[layer].group].head_dim <= _MAX_HEAD_DIM
 
 
 def write_rows(native: ModuleType, layer: Any, slots: Any, k: Tensor, v: Tensor, rotary: Any = None) -> None:
     """Writes ``k`` and ``v`` [tokens, kv_heads, head_dim] into a ``CacheLayer`` at ``slots`` (``TokenSlots``).
 
     The head shape is taken from the layer; token and head strides are free. Rows of another float dtype than the
-    cache's are converted, rounded to nearest even. ``rotary``: ``Rotary`` tables of these tokens, applied to K.
+    cache's are converted, rounded to nearest even; quantized layers keep their scales
+    (tiers/quantized.py). ``rotary``: ``Rotary`` tables of these tokens, applied to K.
     """
     k, v = (rows if rows.stride(-1) == 1 else rows.contiguous() for rows in (k, v))
     dtype = _check_rows("k", k)

@@ -151,6 +151,8 @@ class TorchRows:
         assert isinstance(v, Tensor)
         if k.shape != v.shape:
             raise ConfigError(f"k has {k.shape[1]} tokens, v has {v.shape[1]}")
+        if k.dtype != v.dtype:
+            raise ConfigError(f"k is {k.dtype} and v is {v.dtype}: give both in one dtype")
         return int(k.shape[1])
 
     def write(self, layer: int, blocks: np.ndarray, slots: np.ndarray, k: object, v: object) -> None:
