@@ -22,7 +22,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import linear
+from torch.nn import functional
 from torch.nn.modules import module as torch_module
 from transformers import PreTrainedModel
 
@@ -104,7 +104,7 @@ class FusedDecoder:
             self._run_layer(layer, rows, pending, angles, plan)
             pending = rows.projected_matrix
         self._normalise(self._norm, rows, pending)
-        return linear(rows.normed[keep], self._decoder.head.weight)
+        return functional.linear(rows.normed[keep], self._decoder.head.weight)
 
     def _run_layer(self, layer: "_Layer", rows: "_Rows", pending: Any, angles: "_Angles", plan: Plan) -> None:
         """From ``hidden`` and what is still to be added to it, to ``hidden`` and ``projected``."""
@@ -160,7 +160,7 @@ class FusedDecoder:
             _compare("what lies between two layers", given, expected)
         rows.hidden.copy_(seen.outputs[-1])
         self._normalise(self._norm, rows, None)
-        _compare("the head", linear(rows.normed, self._decoder.head.weight), seen.logits)
+        _compare("the head", functional.linear(rows.normed, self._decoder.head.weight), seen.logits)
 
 
 # -- what stays the same from step to step ----------------------------------------------------------------------------
