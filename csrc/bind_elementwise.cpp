@@ -63,18 +63,6 @@ void bind_elementwise(nb::module_& m) {
       "out = x / sqrt(mean(x^2) + epsilon) * weight, for each part of a row as long as the weight; x += added first.");
 
   m.def(
-      "rotary",
-      [](const Matrix& x, const Matrix& cos, const Matrix& sin) {
-        check(alike(cos, sin), "sin must have the shape and dtype of cos");
-        check(cos.rows == x.rows && cos.dtype == x.dtype, "cos must have the rows and the dtype of x");
-        check(cos.columns % 2 == 0, "cos must have an even number of columns");
-        check(x.columns % cos.columns == 0, "x: its columns are no multiple of a head's");
-        over_rows(x.rows, x.columns,
-                  [&](int64_t a, int64_t b) { KV_SELECT(elementwise_kernels).rotary(x, cos, sin, a, b); });
-      },
-      "x"_a, "cos"_a, "sin"_a, "Turns each head of x [rows, heads * dim] in place; cos and sin [rows, dim].");
-
-  m.def(
       "silu_mul",
       [](const Matrix& gate_up, const Matrix& out) {
         check(gate_up.rows == out.rows && gate_up.dtype == out.dtype, "out must have the rows and the dtype of gate_up");

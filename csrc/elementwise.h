@@ -1,8 +1,9 @@
-// What a decoder layer does between its matrix products, on rows of activations: norms, rotary embedding, gated SiLU.
+// What a decoder layer does between its matrix products, on rows of activations: norms and gated SiLU (for the rotary
+// embedding see rotary.h).
 //
 // Every operation rounds to the rows' dtype where a chain of separate tensor operations would, so that the results are
-// those of the plain modules: norms in fp32, then rounded, then times the weight; rotary rounded after each product and
-// after the sum; SiLU rounded before the product. Sums are formed in one fixed order, whatever the instruction set.
+// those of the plain modules: norms in fp32, then rounded, then times the weight; SiLU rounded before the product.
+// Sums are formed in one fixed order, whatever the instruction set.
 #pragma once
 
 #include <cstdint>
@@ -30,8 +31,6 @@ struct NormCall {
 
 struct ElementwiseKernels {  // for rows begin to end
   void (*rms_norm)(const NormCall& call, int64_t begin, int64_t end);
-  // x [rows, heads * dim] in place; cos and sin [rows, dim]. Column i of a head turns with column i + dim / 2.
-  void (*rotary)(const Matrix& x, const Matrix& cos, const Matrix& sin, int64_t begin, int64_t end);
   // out [rows, n] = silu(first half) * second half of gate_up [rows, 2 n]
   void (*silu_mul)(const Matrix& gate_up, const Matrix& out, int64_t begin, int64_t end);
 };

@@ -1,55 +1,23 @@
 // Compiled without contraction of a * b + c: each product and each sum is rounded, as in separate tensor operations.
 #include "elementwise.h"
 
-#include "vec.h"
+#include "store.h"
 
 namespace kv::KV_ISA {
 namespace {
-
-// -- rows of one dtype: VL items at a time, fewer at the end ----------------------------------------------------------
 
 template <DType T>
 using item = typename Stored<T>::item;
 
 template <DType T>
-inline vf load(const item<T>* from, int64_t count) {
-  if (count >= VL) return Stored<T>::load(from);
-  item<T> some[VL] = {};
-  std::memcpy(some, from, count * sizeof(item<T>));
-  return Stored<T>::load(some);
-}
-
-inline vh to_half(vf x) {
-#if defined(KV_AVX512)
-  return bits<vh>(_mm512_cvtps_ph(bits<__m512>(x), _MM_FROUND_TO_NEAREST_INT));
-#elif defined(KV_X86)
-  return bits<vh>(_mm256_cvtps_ph(bits<__m256>(x), _MM_FROUND_TO_NEAREST_INT));
-#else
-  vh h;
-  for (int i = 0; i < VL; ++i) h[i] = to_f16(x[i]);
-  return h;
-#endif
-}
-
-template <DType T>
-inline auto narrow(vf x) {
-  if constexpr (T == DType::bf16) return to_bf16(x);
-  else if constexpr (T == DType::f16) return to_half(x);
-  else return x;
+inline vf load(const item<T>* from, int64_t count) {  // VL items, fewer at the end of a row
+  return count >= VL ? Stored<T>::load(from) : load_part<T>(from, static_cast<int>(count));
 }
 
 template <DType T>
 inline void store(item<T>* to, vf x, int64_t count) {
-  const auto items = narrow<T>(x);
-  if (count >= VL) std::memcpy(to, &items, sizeof items);
-  else std::memcpy(to, &items, count * sizeof(item<T>));
-}
-
-template <DType T>
-inline vf rounded(vf x) {  // to the dtype and back
-  if constexpr (T == DType::f32) return x;
-  const auto items = narrow<T>(x);
-  return Stored<T>::load(&items);
+  if (count >= VL) Storing<T>::store(to, x);
+  else store_part<T>(to, x, static_cast<int>(count));
 }
 
 template <class F>
@@ -124,7 +92,7 @@ void norm_part(item<T>* x, const item<T>* added, const item<T>* weight, item<T>*
   const vf scale = splat(1.0f / root(mean + epsilon));
   for (int64_t i = 0; i < width; i += VL) {
     const int64_t left = width - i;
-    store<T>(out + i, load<T>(weight + i, left) * rounded<T>(load<T>(x + i, left) * scale), left);
+    store<T>(out + i, load<T>(weight + i, left) * rounded_to<T>(load<T>(x + i, left) * scale), left);
   }
 }
 
@@ -138,28 +106,6 @@ void rms_norm(const NormCall& call, int64_t begin, int64_t end) {
       auto* out = reinterpret_cast<item<T>*>(call.out.row(r));
       for (int64_t at = 0; at < call.x.columns; at += width)
         norm_part<T>(x + at, added ? added + at : nullptr, weight, out + at, width, call.epsilon);
-    }
-  });
-}
-
-// -- rotary embedding -------------------------------------------------------------------------------------------------
-
-void rotary(const Matrix& x, const Matrix& cos, const Matrix& sin, int64_t begin, int64_t end) {
-  with_dtype(x.dtype, [&]<DType T>() {
-    const int64_t half = cos.columns / 2;
-    for (int64_t r = begin; r < end; ++r) {
-      const auto* c = reinterpret_cast<const item<T>*>(cos.row(r));
-      const auto* s = reinterpret_cast<const item<T>*>(sin.row(r));
-      auto* head = reinterpret_cast<item<T>*>(x.row(r));
-      for (const auto* stop = head + x.columns; head < stop; head += 2 * half)
-        for (int64_t i = 0; i < half; i += VL) {
-          const int64_t left = half - i;
-          const vf a = load<T>(head + i, left), b = load<T>(head + half + i, left);
-          const vf first = rounded<T>(a * load<T>(c + i, left)) + rounded<T>(-b * load<T>(s + i, left));
-          const vf second = rounded<T>(b * load<T>(c + half + i, left)) + rounded<T>(a * load<T>(s + half + i, left));
-          store<T>(head + i, first, left);
-          store<T>(head + half + i, second, left);
-        }
     }
   });
 }
@@ -210,7 +156,7 @@ void silu_mul(const Matrix& gate_up, const Matrix& out, int64_t begin, int64_t e
       for (int64_t i = 0; i < count; i += VL) {
         const int64_t left = count - i;
         const vf x = load<T>(gate + i, left);
-        const vf silu = rounded<T>(x / (splat(1.0f) + exponential(-x)));
+        const vf silu = rounded_to<T>(x / (splat(1.0f) + exponential(-x)));
         store<T>(to + i, silu * load<T>(up + i, left), left);
       }
     }
@@ -220,6 +166,6 @@ void silu_mul(const Matrix& gate_up, const Matrix& out, int64_t begin, int64_t e
 }  // namespace
 
 extern const ElementwiseKernels elementwise_kernels;
-const ElementwiseKernels elementwise_kernels = {rms_norm, rotary, silu_mul};
+const ElementwiseKernels elementwise_kernels = {rms_norm, silu_mul};
 
 }  // namespace kv::KV_ISA

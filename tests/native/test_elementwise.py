@@ -1,33 +1,30 @@
 """What lies between matrix products, against Hugging Face's own modules."""
 
-from collections.abc import Iterator
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from types import ModuleType
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
 from transformers.activations import ACT2FN
-from transformers.models.llama.modeling_llama import LlamaRMSNorm, apply_rotary_pos_emb
+from transformers.models.llama.modeling_llama import LlamaRMSNorm
 from transformers.models.qwen3.modeling_qwen3 import Qwen3RMSNorm
 
-from kvpager import native
-from tests.tiny_model import threads
+import kvpager.native
 
-module = native.module()
-pytestmark = pytest.mark.skipif(module is None, reason=f"no native kernels: {native.why_not()}")
-ISAS = module.available_isas() if module else ["none"]
+Threads = Callable[[int], AbstractContextManager[None]]
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
 WIDTHS = [8, 13, 31, 32, 100, 576, 1000, 2048, 9000, 70_003]
 
 
-@pytest.fixture(params=ISAS, autouse=True)
-def isa(request: pytest.FixtureRequest) -> Iterator[str]:
-    before = module.isa()
-    module.set_isa(request.param)
-    yield request.param
-    module.set_isa(before)
+pytestmark = pytest.mark.usefixtures("isa")
 
 
-def matrix(rows: Tensor) -> object:
+def matrix(rows: Tensor) -> Any:
+    module = kvpager.native.module()
+    assert module is not None
     return module.Matrix(
         address=rows.data_ptr(),
         rows=rows.shape[0],
@@ -63,79 +60,62 @@ def exact_share(isa: str, dtype: torch.dtype) -> float:
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("width", WIDTHS)
-def test_norm_is_that_of_the_module(width: int, dtype: torch.dtype, isa: str) -> None:
+def test_norm_is_that_of_the_module(native: ModuleType, width: int, dtype: torch.dtype, isa: str) -> None:
     norm = LlamaRMSNorm(width, eps=1e-5).to(dtype)
     nn.init.normal_(norm.weight)
     x = draw(3, width, dtype=dtype)
     out = draw(3, width, dtype=dtype, seed=1)
-    module.rms_norm(matrix(x), None, matrix(norm.weight[None]), matrix(out), 1e-5)
+    native.rms_norm(matrix(x), None, matrix(norm.weight[None]), matrix(out), 1e-5)
     with torch.no_grad():
         assert_same(out, norm(x), share=exact_share(isa, dtype))
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-def test_norm_after_a_sum(dtype: torch.dtype, isa: str) -> None:
+def test_norm_after_a_sum(native: ModuleType, dtype: torch.dtype, isa: str) -> None:
     norm = LlamaRMSNorm(576, eps=1e-6).to(dtype)
     x, added, out = (draw(32, 576, dtype=dtype, seed=seed) for seed in range(3))
     total = x + added
-    module.rms_norm(matrix(x), matrix(added), matrix(norm.weight[None]), matrix(out), 1e-6)
+    native.rms_norm(matrix(x), matrix(added), matrix(norm.weight[None]), matrix(out), 1e-6)
     assert torch.equal(x, total)
     with torch.no_grad():
         assert_same(out, norm(total), share=exact_share(isa, dtype))
 
 
-def test_norm_of_heads_in_place(isa: str) -> None:
+def test_norm_of_heads_in_place(native: ModuleType, isa: str) -> None:
     norm = Qwen3RMSNorm(48).bfloat16()
     nn.init.normal_(norm.weight)
     x = draw(5, 4 * 48, dtype=torch.bfloat16)
     with torch.no_grad():
         expected = norm(x.unflatten(1, (4, 48))).flatten(1)
-    module.rms_norm(matrix(x), None, matrix(norm.weight[None]), matrix(x), norm.variance_epsilon)
+    native.rms_norm(matrix(x), None, matrix(norm.weight[None]), matrix(x), norm.variance_epsilon)
     assert_same(x, expected, share=exact_share(isa, torch.bfloat16))
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize("dim", [2, 16, 64, 80, 96, 128])
-def test_rotary_is_that_of_the_model(dim: int, dtype: torch.dtype) -> None:
-    heads, kv_heads, tokens = 3, 2, 7
-    x = draw(tokens, (heads + kv_heads) * dim, dtype=dtype)
-    angles = torch.rand(tokens, dim // 2).repeat(1, 2) * 100
-    cos, sin = angles.cos().to(dtype), angles.sin().to(dtype)
-    q, k = (each[None].transpose(1, 2) for each in x.unflatten(1, (-1, dim)).split([heads, kv_heads], dim=1))
-    turned = torch.cat(apply_rotary_pos_emb(q, k, cos[None], sin[None]), dim=1)
-    expected = turned[0].transpose(0, 1).flatten(1)
-    module.rotary(matrix(x), matrix(cos), matrix(sin))
-    assert torch.equal(x, expected)
-
-
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("width", [1, 15, 16, 96, 1536])
-def test_gated_silu_is_that_of_the_module(width: int, dtype: torch.dtype, isa: str) -> None:
+def test_gated_silu_is_that_of_the_module(native: ModuleType, width: int, dtype: torch.dtype, isa: str) -> None:
     gate_up = draw(11, 2 * width, dtype=dtype) * 10
     gate_up[0, :width].fill_(-300.0)
     gate_up[1, :width].fill_(300.0)
     gate_up[2, 0] = torch.inf
     out = draw(11, width, dtype=dtype, seed=1)
-    module.silu_mul(matrix(gate_up), matrix(out))
+    native.silu_mul(matrix(gate_up), matrix(out))
     expected = ACT2FN["silu"](gate_up[:, :width].contiguous()) * gate_up[:, width:]
     # torch computes what is left over after whole vectors with another exp.
     assert_same(out, expected, share=0.98 if dtype == torch.float32 else exact_share(isa, dtype))
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-def test_rows_and_threads_change_no_bit(dtype: torch.dtype) -> None:
+def test_rows_and_threads_change_no_bit(native: ModuleType, threads: Threads, dtype: torch.dtype) -> None:
     tokens, width = 257, 1024
     weight = draw(1, width, dtype=dtype, seed=4)
-    angles = torch.rand(tokens, 64)
-    cos, sin = angles.cos().to(dtype), angles.sin().to(dtype)
 
     def run(rows: slice, count: int) -> list[Tensor]:
         x, added = draw(tokens, width, dtype=dtype)[rows], draw(tokens, width, dtype=dtype, seed=1)[rows]
         out, gated = torch.empty_like(x), torch.empty_like(x[:, : width // 2])
         with threads(count):
-            module.rms_norm(matrix(x), matrix(added), matrix(weight), matrix(out), 1e-5)
-            module.silu_mul(matrix(out), matrix(gated))
-            module.rotary(matrix(x), matrix(cos[rows]), matrix(sin[rows]))
+            native.rms_norm(matrix(x), matrix(added), matrix(weight), matrix(out), 1e-5)
+            native.silu_mul(matrix(out), matrix(gated))
         return [x, out, gated]
 
     whole = run(slice(None), 1)
@@ -144,21 +124,20 @@ def test_rows_and_threads_change_no_bit(dtype: torch.dtype) -> None:
             assert torch.equal(found, expected[rows])
 
 
-def test_nan_stays_in_its_row() -> None:
+def test_nan_stays_in_its_row(native: ModuleType) -> None:
     x = draw(3, 40, dtype=torch.float32)
     x[1, 7] = torch.nan
     out, gated = torch.empty(3, 40), torch.empty(3, 20)
-    module.rms_norm(matrix(x), None, matrix(torch.ones(1, 40)), matrix(out), 1e-5)
-    module.silu_mul(matrix(x), matrix(gated))
+    native.rms_norm(matrix(x), None, matrix(torch.ones(1, 40)), matrix(out), 1e-5)
+    native.silu_mul(matrix(x), matrix(gated))
     assert out.isnan().any(dim=1).tolist() == [False, True, False]
     assert gated.isnan().any(dim=1).tolist() == [False, True, False]
 
 
-def test_no_rows_is_no_work() -> None:
+def test_no_rows_is_no_work(native: ModuleType) -> None:
     nothing = torch.empty(0, 8)
-    module.rms_norm(matrix(nothing), None, matrix(torch.ones(1, 8)), matrix(nothing), 1e-5)
-    module.rotary(matrix(nothing), matrix(nothing), matrix(nothing))
-    module.silu_mul(matrix(torch.empty(0, 16)), matrix(nothing))
+    native.rms_norm(matrix(nothing), None, matrix(torch.ones(1, 8)), matrix(nothing), 1e-5)
+    native.silu_mul(matrix(torch.empty(0, 16)), matrix(nothing))
 
 
 ROWS = {name: torch.zeros(2, columns) for name, columns in (("x", 8), ("wide", 16), ("odd", 3), ("half", 4))}
@@ -178,10 +157,6 @@ ROWS = {name: torch.zeros(2, columns) for name, columns in (("x", 8), ("wide", 1
             "weight",
             lambda m: m.rms_norm(matrix(ROWS["x"]), None, matrix(ROWS["x"][:1].half()), matrix(ROWS["x"]), 1e-5),
         ),
-        ("sin", lambda m: m.rotary(matrix(ROWS["x"]), matrix(ROWS["half"]), matrix(ROWS["x"]))),
-        ("cos", lambda m: m.rotary(matrix(ROWS["x"]), matrix(ROWS["half"][:1]), matrix(ROWS["half"][:1]))),
-        ("cos", lambda m: m.rotary(matrix(ROWS["x"]), matrix(ROWS["odd"]), matrix(ROWS["odd"]))),
-        ("x", lambda m: m.rotary(matrix(ROWS["half"]), matrix(ROWS["x"]), matrix(ROWS["x"]))),
         ("out", lambda m: m.silu_mul(matrix(ROWS["x"]), matrix(ROWS["x"]))),
         ("out", lambda m: m.silu_mul(matrix(ROWS["x"]), matrix(ROWS["half"][:1]))),
         ("row_stride", lambda m: m.Matrix(address=64, rows=2, columns=8, row_stride=7, dtype="float32")),
@@ -191,7 +166,7 @@ ROWS = {name: torch.zeros(2, columns) for name, columns in (("x", 8), ("wide", 1
         ("dtype", lambda m: m.Matrix(address=64, rows=1, columns=8, row_stride=8, dtype="int8")),
     ],
 )
-def test_a_wrong_argument_is_named(argument: str, call: object) -> None:
+def test_a_wrong_argument_is_named(native: ModuleType, argument: str, call: Callable[[Any], object]) -> None:
     with pytest.raises((ValueError, TypeError), match=rf"^{argument}\b"):
-        call(module)
-    module.silu_mul(matrix(ROWS["x"]), matrix(ROWS["half"]))  # the control: right ones pass
+        call(native)
+    native.silu_mul(matrix(ROWS["x"]), matrix(ROWS["half"]))  # the control: right ones pass

@@ -22,7 +22,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import linear
+from torch.nn import functional
 from torch.nn.modules import module as torch_module
 from transformers import PreTrainedModel
 
@@ -104,7 +104,7 @@ class FusedDecoder:
             self._run_layer(layer, rows, pending, angles, plan)
             pending = rows.projected_matrix
         self._normalise(self._norm, rows, pending)
-        return linear(rows.normed[keep], self._decoder.head.weight)
+        return functional.linear(rows.normed[keep], self._decoder.head.weight)
 
     def _run_layer(self, layer: "_Layer", rows: "_Rows", pending: Any, angles: "_Angles", plan: Plan) -> None:
         """From ``hidden`` and what is still to be added to it, to ``hidden`` and ``projected``."""
@@ -115,7 +115,7 @@ class FusedDecoder:
             for norm, heads in zip(layer.head_norms, (rows.q_matrix, rows.k_matrix), strict=True):
                 kernels.rms_norm(heads, None, norm.weight, heads, norm.epsilon)
         if parts.has_rotary:
-            kernels.rotary(rows.qk_matrix, angles.cos, angles.sin)
+            kernels.rotate(angles.rotary, *rows.qk_place)
         mixed = plan.run(layer.number, rows.q, rows.k, rows.v, layer.options)
         matrix_product(mixed.flatten(1), parts.output, rows.projected)
         self._normalise(layer.post_norm, rows, rows.projected_matrix)
@@ -127,8 +127,16 @@ class FusedDecoder:
         self._kernels.rms_norm(rows.hidden_matrix, pending, norm.weight, rows.normed_matrix, norm.epsilon)
 
     def _angles(self, rows: "_Rows", positions: Tensor) -> "_Angles":
-        cos, sin = self._decoder.rotary(rows.hidden[None], positions[None])
-        return _Angles((cos, sin), _matrix(self._kernels, cos[0]), _matrix(self._kernels, sin[0]))
+        cos, sin = (table[0] for table in self._decoder.rotary(rows.hidden[None], positions[None]))
+        rotary = self._kernels.Rotary(
+            cos=cos.data_ptr(),
+            sin=sin.data_ptr(),
+            token_stride=cos.stride(0),
+            tokens=cos.shape[0],
+            rotary_dim=cos.shape[1],
+            dtype=_dtype_name(cos),
+        )
+        return _Angles((cos, sin), rotary)
 
     def _rows_for(self, tokens: int) -> "_Rows":
         """The buffers of the last step where it had as many tokens."""
@@ -152,7 +160,7 @@ class FusedDecoder:
             _compare("what lies between two layers", given, expected)
         rows.hidden.copy_(seen.outputs[-1])
         self._normalise(self._norm, rows, None)
-        _compare("the head", linear(rows.normed, self._decoder.head.weight), seen.logits)
+        _compare("the head", functional.linear(rows.normed, self._decoder.head.weight), seen.logits)
 
 
 # -- what stays the same from step to step ----------------------------------------------------------------------------
@@ -214,11 +222,10 @@ class _Layer:
 
 @dataclass(frozen=True, slots=True)
 class _Angles:
-    """cos and sin [T, head_dim] of each token's position, as matrices; the tensors own the memory."""
+    """cos and sin of each token's position, [T, head_dim]; the tensors own the memory of ``rotary``."""
 
     tensors: tuple[Tensor, Tensor]
-    cos: Any
-    sin: Any
+    rotary: Any
 
 
 @dataclass(frozen=True, slots=True)
@@ -238,7 +245,7 @@ class _Rows:
     normed_matrix: Any
     q_matrix: Any
     k_matrix: Any
-    qk_matrix: Any
+    qk_place: tuple[Any, ...]  # all heads of q and k, as rotate() takes input and output: these are the same
     projected_matrix: Any
     gate_up_matrix: Any
     gated_matrix: Any
@@ -251,6 +258,7 @@ class _Rows:
         heads = [widths.query_heads, widths.kv_heads, widths.kv_heads]
         qkv = torch.empty(tokens, sum(heads) * widths.head_dim, dtype=dtype)
         q, k, v = torch.split(qkv.view(tokens, sum(heads), widths.head_dim), heads, dim=1)
+        place = (qkv.data_ptr(), qkv.stride(0), widths.head_dim)
         of_keys = sum(heads[:1]) * widths.head_dim
         of_values = sum(heads[:2]) * widths.head_dim
         return cls(
@@ -267,7 +275,7 @@ class _Rows:
             normed_matrix=matrix(normed),
             q_matrix=matrix(qkv[:, :of_keys]),
             k_matrix=matrix(qkv[:, of_keys:of_values]),
-            qk_matrix=matrix(qkv[:, :of_values]),
+            qk_place=(heads[0] + heads[1], widths.head_dim, *place, *place, _dtype_name(qkv)),
             projected_matrix=matrix(projected),
             gate_up_matrix=matrix(gate_up),
             gated_matrix=matrix(gated),
@@ -282,8 +290,12 @@ def _matrix(kernels: Any, rows: Tensor) -> Any:
         rows=rows.shape[0],
         columns=rows.shape[1],
         row_stride=rows.stride(0),
-        dtype=str(rows.dtype).removeprefix("torch."),
+        dtype=_dtype_name(rows),
     )
+
+
+def _dtype_name(tensor: Tensor) -> str:
+    return str(tensor.dtype).removeprefix("torch.")
 
 
 # -- the comparison with the model's own modules ----------------------------------------------------------------------
