@@ -107,7 +107,7 @@ def test_without_native_kernels_it_says_why(monkeypatch: pytest.MonkeyPatch) -> 
 @needs_native
 @pytest.mark.parametrize("dtype", ["bfloat16", "int8", "float8_e4m3"])
 def test_a_case_is_what_the_reference_computes(dtype: str) -> None:
-    with PagedCase(SMOL, TINY.batch, cold_bytes=1 << 20, dtype=dtype) as case:
+    with PagedCase(SMOL, TINY.batch, cold_bytes=4 << 20, dtype=dtype) as case:
         assert case.num_batches > 1
         case.check()
 
