@@ -6,12 +6,14 @@ means: docs/benchmarks.md.
 
 from collections.abc import Callable
 
-from kvpager.bench import kernels_decode, kernels_moving, kernels_paging, kernels_prefill
+from kvpager.bench import kernels_decode, kernels_moving, kernels_paging, kernels_prefill, kernels_quantized
 from kvpager.bench.limits import native_module
 from kvpager.bench.report import Result, report
+from kvpager.bench.scale import FULL, QUICK, Scale
 
-PARTS: dict[str, Callable[[float], list[Result]]] = {
+PARTS: dict[str, Callable[[Scale], list[Result]]] = {
     "decode": kernels_decode.measure,
+    "quantized": kernels_quantized.measure,
     "paging": kernels_paging.measure,
     "prefill": kernels_prefill.measure,
     "moving": kernels_moving.measure,
@@ -25,6 +27,6 @@ def run(quick: bool = False) -> dict[str, object]:
 def run_parts(names: list[str], quick: bool = False) -> dict[str, object]:
     """Only some of the parts: each takes about a minute when it isn't quick."""
     module = native_module()
-    budget = 0.2 if quick else 3.0  # seconds per comparison
-    results = [result for name in names for result in PARTS[name](budget)]
+    scale = QUICK if quick else FULL
+    results = [result for name in names for result in PARTS[name](scale)]
     return report("kernels", results, f"{module.isa()} kernels, {module.num_threads()} threads")

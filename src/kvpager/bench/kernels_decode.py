@@ -2,12 +2,11 @@
 
 from kvpager.bench.interleaved import Call, run_in_turn
 from kvpager.bench.limits import native_module, read_limit
-from kvpager.bench.paged_case import LLAMA, SMOL, TORCH_TOLERANCE, Contiguous, Load, PagedCase, Shape, check_close
+from kvpager.bench.paged_case import LLAMA, SMOL, TORCH_TOLERANCE, Contiguous, PagedCase, Shape, check_close
 from kvpager.bench.report import Result
+from kvpager.bench.scale import Scale
 from kvpager.bench.torch_attention import TorchAttention, bmm_folded, sdpa_folded, sdpa_gqa
 
-LONG = ("1x128k", Load(sequences=1, context=131072))
-BATCH = ("64x2k", Load(sequences=64, context=2048))
 FOLDED = (sdpa_folded, bmm_folded)
 
 READ_SHARE = {"llama": 0.55, "smol": 0.60}  # at least
@@ -15,24 +14,25 @@ VS_FOLDED = {"llama": 3.0, "smol": 2.0}
 VS_SDPA_GQA = 20.0
 
 
-def measure(budget: float) -> list[Result]:
-    """``budget``: seconds per comparison."""
+def measure(scale: Scale) -> list[Result]:
     results = []
     for shape in (LLAMA, SMOL):
-        for name, load in (LONG, BATCH):
-            with PagedCase(shape, load) as case:
-                case.check()
-                prefix = f"decode_{shape.name}_{name}"
-                results += _against_reads(prefix, case, budget)
-                results += _against_torch(prefix, case, budget, has_targets=load is BATCH[1])
-                if load is BATCH[1]:
-                    results += _instruction_sets(prefix, case, budget)
-        results += _small_pages(shape, budget)
+        prefix = f"decode_{shape.name}"
+        with PagedCase(shape, scale.long, cold_bytes=scale.cold_bytes) as case:
+            case.check()
+            results += _against_reads(f"{prefix}_1x128k", case, scale.seconds)
+            results += _against_torch(f"{prefix}_1x128k", case, scale.seconds, has_targets=False)
+        with PagedCase(shape, scale.batch, cold_bytes=scale.cold_bytes) as case:
+            case.check()
+            results += _against_reads(f"{prefix}_64x2k", case, scale.seconds)
+            results += _against_torch(f"{prefix}_64x2k", case, scale.seconds, has_targets=True)
+            results += _instruction_sets(f"{prefix}_64x2k", case, scale.seconds)
+        results.append(_small_pages(f"{prefix}_64x2k", shape, scale))
     return results
 
 
-def _against_reads(prefix: str, case: PagedCase, budget: float) -> list[Result]:
-    times = run_in_turn([case.run, read_limit(case.arena.address, case.bytes_per_batch, case.num_batches)], budget)
+def _against_reads(prefix: str, case: PagedCase, seconds: float) -> list[Result]:
+    times = run_in_turn([case.run, read_limit(case.arena.address, case.bytes_per_batch, case.num_batches)], seconds)
     gigabytes_per_second = case.bytes_per_batch / times.median(1) / 1e9
     return [
         times.ratio(1, 0).result(f"{prefix}_read_share", "share", at_least=READ_SHARE[case.shape.name]),
@@ -41,15 +41,15 @@ def _against_reads(prefix: str, case: PagedCase, budget: float) -> list[Result]:
     ]
 
 
-def _against_torch(prefix: str, case: PagedCase, budget: float, has_targets: bool) -> list[Result]:
+def _against_torch(prefix: str, case: PagedCase, seconds: float, has_targets: bool) -> list[Result]:
     content = case.contiguous()
     _check_torch(case, content)
     folded = [_in_turn(attend, content) for attend in FOLDED]
     read = read_limit(case.arena.address, case.bytes_per_batch, case.num_batches)
-    times = run_in_turn([case.run, *folded, _in_turn(sdpa_gqa, content), read], budget)
+    times = run_in_turn([case.run, *folded, _in_turn(sdpa_gqa, content), read], seconds)
     best = times.fastest((1, 2))
     gather = _gather_and(FOLDED[best - 1], case)
-    with_gather = run_in_turn([case.run, gather], budget, least=3)
+    with_gather = run_in_turn([case.run, gather], seconds, least=3)
     vs_folded, vs_sdpa_gqa = (VS_FOLDED[case.shape.name], VS_SDPA_GQA) if has_targets else (None, None)
     return [
         times.ratio(best, 0).result(f"{prefix}_vs_folded", at_least=vs_folded),
@@ -92,7 +92,7 @@ def _gather_and(attend: TorchAttention, case: PagedCase) -> Call:
     return call
 
 
-def _instruction_sets(prefix: str, case: PagedCase, budget: float) -> list[Result]:
+def _instruction_sets(prefix: str, case: PagedCase, seconds: float) -> list[Result]:
     """The same step with each instruction set this machine has."""
     module = native_module()
     active = module.isa()
@@ -109,16 +109,19 @@ def _instruction_sets(prefix: str, case: PagedCase, budget: float) -> list[Resul
         for name in names:
             module.set_isa(name)
             case.check()
-        times = run_in_turn([with_isa(name) for name in names], budget)
+        times = run_in_turn([with_isa(name) for name in names], seconds)
     finally:
         module.set_isa(active)
     return [Result(f"{prefix}_ms/{name}", times.median(at) * 1e3, "ms") for at, name in enumerate(names)]
 
 
-def _small_pages(shape: Shape, budget: float) -> list[Result]:
-    """Time with pages of 4 KiB over time with huge pages."""
-    with PagedCase(shape, BATCH[1], has_huge_pages=False) as small, PagedCase(shape, BATCH[1]) as huge:
+def _small_pages(prefix: str, shape: Shape, scale: Scale) -> Result:
+    """Time with the system's small pages of memory over time with huge ones."""
+    cold = scale.cold_bytes
+    with (
+        PagedCase(shape, scale.batch, cold_bytes=cold, has_huge_pages=False) as small,
+        PagedCase(shape, scale.batch, cold_bytes=cold) as huge,
+    ):
         small.check()
         huge.check()
-        times = run_in_turn([small.run, huge.run], budget)
-    return [times.ratio(0, 1).result(f"decode_{shape.name}_64x2k_without_huge_pages")]
+        return run_in_turn([small.run, huge.run], scale.seconds).ratio(0, 1).result(f"{prefix}_without_huge_pages")

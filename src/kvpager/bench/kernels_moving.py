@@ -13,16 +13,14 @@ from torch import Tensor
 from kvpager.assemble import open_cache
 from kvpager.bench.interleaved import Call, Ratio, run_in_turn
 from kvpager.bench.limits import copy_limits, native_module
-from kvpager.bench.paged_case import DEFAULT_PAGE_SIZE, LLAMA, SMOL, Shape
+from kvpager.bench.paged_case import LLAMA, SMOL, Shape
 from kvpager.bench.report import SEED, Result
+from kvpager.bench.scale import DEFAULT_PAGE_SIZE, Scale
 from kvpager.errors import InvariantError
 from kvpager.memory.arena import HostArena
 from kvpager.memory.layout import KVLayout
 from kvpager.tiers.rows import cache_layer, layer_view
 
-POOL_BYTES = 512 << 20
-PREFILL_TOKENS = 8192
-DECODE_TOKENS = 256
 BLOCK_BYTES = {
     "smol": 30 * SMOL.bytes_per_token * DEFAULT_PAGE_SIZE,
     "llama": 32 * LLAMA.bytes_per_token * DEFAULT_PAGE_SIZE,
@@ -34,20 +32,20 @@ CHECKSUM_SHARE = 0.8
 VS_INDEX_PUT = 3.0
 
 
-def measure(budget: float) -> list[Result]:
-    """``budget``: seconds per comparison. Blocks hold all layers of SmolLM2, the larger ones of Llama 3 8B."""
-    copy, gather, gather_sums = _blocks(BLOCK_BYTES["smol"], budget)
-    large_copy, large_gather, _ = _blocks(BLOCK_BYTES["llama"], budget)
+def measure(scale: Scale) -> list[Result]:
+    """Blocks hold all layers of SmolLM2, the larger ones of Llama 3 8B."""
+    copy, gather, gather_sums = _blocks(BLOCK_BYTES["smol"], scale)
+    large_copy, large_gather, _ = _blocks(BLOCK_BYTES["llama"], scale)
     return [
-        _kv_write_prefill(LLAMA, budget).result("kv_write_prefill_memcpy_share", "share", at_least=KV_WRITE_SHARE),
-        _kv_write_prefill(SMOL, budget).result("kv_write_prefill_memcpy_share_smol", "share"),
-        *_kv_write_decode(LLAMA, "", budget, VS_INDEX_PUT),
-        *_kv_write_decode(SMOL, "_smol", budget, None),
+        _kv_write_prefill(LLAMA, scale).result("kv_write_prefill_memcpy_share", "share", at_least=KV_WRITE_SHARE),
+        _kv_write_prefill(SMOL, scale).result("kv_write_prefill_memcpy_share_smol", "share"),
+        *_kv_write_decode(LLAMA, "", scale, VS_INDEX_PUT),
+        *_kv_write_decode(SMOL, "_smol", scale, None),
         copy.result("block_copy_memcpy_share", "share", at_least=COPY_SHARE),
         large_copy.result("block_copy_memcpy_share/llama", "share"),
         gather.result("gather_memcpy_share", "share", at_least=COPY_SHARE),
         large_gather.result("gather_memcpy_share/llama", "share"),
-        _checksum_copy(budget).result("checksum_copy_memcpy_share", "share", at_least=CHECKSUM_SHARE),
+        _checksum_copy(scale).result("checksum_copy_memcpy_share", "share", at_least=CHECKSUM_SHARE),
         gather_sums.result("gather_checksum_memcpy_share", "share"),
     ]
 
@@ -58,11 +56,11 @@ def measure(budget: float) -> list[Result]:
 class _Writes:
     """K and V rows of some tokens, and sets of slots they are written to in turn, all over a pool of one layer."""
 
-    def __init__(self, shape: Shape, tokens: int, is_decode: bool) -> None:
+    def __init__(self, shape: Shape, tokens: int, pool_bytes: int, is_decode: bool) -> None:
         self.module = native_module()
         self.layout = KVLayout(1, shape.kv_heads, shape.head_dim, "bfloat16")
         page_size = self.layout.page_size
-        blocks = POOL_BYTES // self.layout.block_stride
+        blocks = pool_bytes // self.layout.block_stride
         self.cache = open_cache(self.layout, num_blocks=blocks, prefix_cache=False)
         self.cache.arena.fill(np.arange(blocks), 0)  # touched: no page is made while the clock runs
         rows = torch.randn(2, tokens, shape.kv_heads, shape.head_dim, generator=torch.Generator().manual_seed(SEED))
@@ -132,21 +130,21 @@ class _Writes:
             raise InvariantError("a KV write left bytes outside its slots; it was not timed")
 
 
-def _kv_write_prefill(shape: Shape, budget: float) -> Ratio:
-    writes = _Writes(shape, PREFILL_TOKENS, is_decode=False)
+def _kv_write_prefill(shape: Shape, scale: Scale) -> Ratio:
+    writes = _Writes(shape, scale.prefill_rows, scale.cold_bytes, is_decode=False)
     write = writes.native()
     writes.check(write)
     limits = copy_limits(writes.cache.arena.address, writes.rows.data_ptr(), writes.num_bytes, writes.num_sets)
-    times = run_in_turn([write, *limits], budget)
+    times = run_in_turn([write, *limits], scale.seconds)
     return times.ratio(times.fastest((1, 2)), 0)
 
 
-def _kv_write_decode(shape: Shape, suffix: str, budget: float, at_least: float | None) -> list[Result]:
-    writes = _Writes(shape, DECODE_TOKENS, is_decode=True)
+def _kv_write_decode(shape: Shape, suffix: str, scale: Scale, at_least: float | None) -> list[Result]:
+    writes = _Writes(shape, scale.decode_rows, scale.cold_bytes, is_decode=True)
     write, index_put = writes.native(), writes.index_put()
     writes.check(write)
     writes.check(index_put)
-    times = run_in_turn([write, index_put], budget)
+    times = run_in_turn([write, index_put], scale.seconds)
     return [
         times.ratio(1, 0).result(f"kv_write_decode{suffix}_vs_index_put", at_least=at_least),
         Result(f"kv_write_decode{suffix}_us", times.median(0) * 1e6, "us"),
@@ -156,10 +154,10 @@ def _kv_write_decode(shape: Shape, suffix: str, budget: float, at_least: float |
 # -- whole blocks -------------------------------------------------------------------------------------------------
 
 
-def _blocks(block_bytes: int, budget: float) -> tuple[Ratio, Ratio, Ratio]:
+def _blocks(block_bytes: int, scale: Scale) -> tuple[Ratio, Ratio, Ratio]:
     """Shares of the limit: random blocks to random blocks of a pool, into one buffer, and the same with checksums."""
     module = native_module()
-    half = POOL_BYTES // 2 // block_bytes
+    half = scale.cold_bytes // 2 // block_bytes
     pool, buffer = _random_arena(2 * half, block_bytes), HostArena(half, block_bytes)
     buffer.fill(np.arange(half), 0)
     ids = np.random.default_rng(SEED).permutation(2 * half).astype(np.int32)
@@ -186,15 +184,15 @@ def _blocks(block_bytes: int, budget: float) -> tuple[Ratio, Ratio, Ratio]:
     if any(int(sums[i]) != module.checksum(buffer.address + i * block_bytes, block_bytes) for i in range(half)):
         raise InvariantError("a checksum made while copying is not that of the bytes; it was not timed")
     num_bytes = half * block_bytes
-    inside = _share(copy, copy_limits(pool.address + num_bytes // 64 * 64, pool.address, num_bytes), budget)
+    inside = _share(copy, copy_limits(pool.address + num_bytes // 64 * 64, pool.address, num_bytes), scale)
     limits = copy_limits(buffer.address, pool.address, num_bytes)
-    return inside, _share(gather, limits, budget), _share(gather_and_sum, limits, budget)
+    return inside, _share(gather, limits, scale), _share(gather_and_sum, limits, scale)
 
 
-def _checksum_copy(budget: float) -> Ratio:
+def _checksum_copy(scale: Scale) -> Ratio:
     """One range: what is copied, and the checksum of it."""
     module = native_module()
-    num_bytes = POOL_BYTES // 2
+    num_bytes = scale.cold_bytes // 2
     source, target = _random_arena(1, num_bytes), HostArena(1, num_bytes)
     target.fill(np.arange(1), 0)
     found = module.copy_checksum(target.address, source.address, num_bytes)
@@ -205,12 +203,12 @@ def _checksum_copy(budget: float) -> Ratio:
     def copy() -> None:
         module.copy_checksum(target.address, source.address, num_bytes)
 
-    return _share(copy, copy_limits(target.address, source.address, num_bytes), budget)
+    return _share(copy, copy_limits(target.address, source.address, num_bytes), scale)
 
 
-def _share(call: Call, limits: list[Call], budget: float) -> Ratio:
+def _share(call: Call, limits: list[Call], scale: Scale) -> Ratio:
     """Speed of a call over that of the better limit."""
-    times = run_in_turn([call, *limits], budget)
+    times = run_in_turn([call, *limits], scale.seconds)
     return times.ratio(times.fastest(range(1, 1 + len(limits))), 0)
 
 

@@ -1,19 +1,19 @@
 """What paging costs: the same content in blocks all over the pool and in blocks one after the other, by page size."""
 
 from kvpager.bench.interleaved import Ratio, run_in_turn
-from kvpager.bench.kernels_decode import BATCH
-from kvpager.bench.paged_case import DEFAULT_PAGE_SIZE, LLAMA, SMOL, PagedCase, Shape
+from kvpager.bench.paged_case import LLAMA, SMOL, PagedCase, Shape
 from kvpager.bench.report import Result
+from kvpager.bench.scale import DEFAULT_PAGE_SIZE, Scale
 from kvpager.errors import InvariantError
 
 PAGE_SIZES = sorted({16, 32, 64, 128, DEFAULT_PAGE_SIZE})
 OVERHEAD = 1.08  # at most
 
 
-def measure(budget: float) -> list[Result]:
-    """``budget``: seconds per comparison. The default's figure is that of the worse shape."""
+def measure(scale: Scale) -> list[Result]:
+    """The figure of the default page size is that of the worse shape."""
     found = {
-        (shape.name, page_size): _overhead(shape, page_size, budget)
+        (shape.name, page_size): _overhead(shape, page_size, scale)
         for shape in (LLAMA, SMOL)
         for page_size in PAGE_SIZES
     }
@@ -24,14 +24,15 @@ def measure(budget: float) -> list[Result]:
     ]
 
 
-def _overhead(shape: Shape, page_size: int, budget: float) -> Ratio:
+def _overhead(shape: Shape, page_size: int, scale: Scale) -> Ratio:
+    cold = scale.cold_bytes
     with (
-        PagedCase(shape, BATCH[1], page_size=page_size) as shuffled,
-        PagedCase(shape, BATCH[1], page_size=page_size, is_shuffled=False) as consecutive,
+        PagedCase(shape, scale.batch, cold_bytes=cold, page_size=page_size) as shuffled,
+        PagedCase(shape, scale.batch, cold_bytes=cold, page_size=page_size, is_shuffled=False) as consecutive,
     ):
         shuffled.check()
         consecutive.take_content_of(shuffled)
         for number in range(shuffled.num_batches):
             if not shuffled.output(number).equal(consecutive.output(number)):
                 raise InvariantError("the result of attention depends on where blocks lie; it was not timed")
-        return run_in_turn([shuffled.run, consecutive.run], budget).ratio(0, 1)
+        return run_in_turn([shuffled.run, consecutive.run], scale.seconds).ratio(0, 1)

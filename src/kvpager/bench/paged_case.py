@@ -1,7 +1,7 @@
 """One case of paged attention to measure: a filled pool, open steps, and the same content in contiguous tensors.
 
-A cold case is larger than the caches of the processor: where one batch is small, it holds several and calls take turns,
-as a model's layers do.
+Where one batch would stay in the caches of the processor, a case holds several, and calls take turns, as they do with a
+model's layers.
 """
 
 import mmap
@@ -17,16 +17,16 @@ from kvpager.assemble import open_cache
 from kvpager.attention.reference import ReferenceBackend
 from kvpager.attention.select import select
 from kvpager.bench.report import SEED
+from kvpager.bench.scale import DEFAULT_PAGE_SIZE, Load
 from kvpager.cache.step import StepBatch
 from kvpager.errors import InvariantError
 from kvpager.memory.arena import Arena, HostArena
 from kvpager.memory.layout import KVLayout
-from kvpager.tiers.rows import arena_bytes, layer_view
+from kvpager.tiers.rows import arena_bytes, layer_view, scale_view
 
-DEFAULT_PAGE_SIZE = KVLayout(layers=1, kv_heads=1, head_dim=1).page_size
 TOLERANCE = 2e-2  # of the largest output, for bf16
 TORCH_TOLERANCE = 5e-2  # torch's products round scores to bf16 before the softmax
-_COLD_BYTES = 512 << 20
+_QUANTIZED_SCALE = 1 / 32  # of numbers that are normally distributed
 _PATTERN_ITEMS = (4 << 20) + 1  # odd: every block holds a shift of its own
 
 
@@ -47,15 +47,6 @@ class Shape:
 
 LLAMA = Shape("llama", 32, 8, 128)
 SMOL = Shape("smol", 9, 3, 64)
-
-
-@dataclass(frozen=True, slots=True)
-class Load:
-    """``sequences`` of ``context`` tokens each, the last ``new_tokens`` of them computed by the step."""
-
-    sequences: int
-    context: int
-    new_tokens: int = 1
 
 
 class SmallPagesArena(HostArena):
@@ -83,15 +74,16 @@ class PagedCase:
         shape: Shape,
         load: Load,
         *,
+        cold_bytes: int = 0,
         page_size: int = DEFAULT_PAGE_SIZE,
         is_shuffled: bool = True,
         has_huge_pages: bool = True,
-        is_cold: bool = True,
+        dtype: str = "bfloat16",
     ) -> None:
         self.shape, self.load = shape, load
-        self.layout = KVLayout(1, shape.kv_heads, shape.head_dim, "bfloat16", page_size)
-        self.bytes_per_batch = load.sequences * load.context * shape.bytes_per_token
-        self.num_batches = -(-_COLD_BYTES // self.bytes_per_batch) if is_cold else 1
+        self.layout = KVLayout(1, shape.kv_heads, shape.head_dim, dtype, page_size)
+        self.bytes_per_batch = load.sequences * load.context * self.layout.bytes_per_token
+        self.num_batches = max(1, -(-cold_bytes // self.bytes_per_batch))
         pages = self.layout.num_pages(load.context) * load.sequences
         blocks = pages * self.num_batches
         arena = None if has_huge_pages else SmallPagesArena(blocks, self.layout.block_stride)
@@ -105,7 +97,8 @@ class PagedCase:
         self._fill()
         self.batches = [self._open_step() for _ in range(self.num_batches)]
         self.rows = [self._new_rows(number) for number in range(self.num_batches)]
-        backend = select(self.layout)
+        self._expected: dict[int, Tensor] = {}
+        backend = select(self.layout, "cpu")
         self.plans = [backend.plan(batch, self.arena) for batch in self.batches]
         self._turn = 0
 
@@ -127,11 +120,20 @@ class PagedCase:
         return self.load.sequences * self.load.new_tokens
 
     def _fill(self) -> None:
-        pattern = torch.randn(_PATTERN_ITEMS, generator=torch.Generator().manual_seed(SEED)).bfloat16()
-        rows = arena_bytes(self.arena).view(torch.bfloat16).view(-1)
+        pattern = torch.randn(_PATTERN_ITEMS, generator=torch.Generator().manual_seed(SEED))
+        match self.layout.dtype:
+            case "int8":
+                pattern = (pattern / _QUANTIZED_SCALE).clamp(-127, 127).to(torch.int8).view(torch.uint8)
+            case "float8_e4m3":
+                pattern = (pattern / _QUANTIZED_SCALE).to(torch.float8_e4m3fn).view(torch.uint8)
+            case _:
+                pattern = pattern.bfloat16()
+        rows = arena_bytes(self.arena).view(pattern.dtype).view(-1)
         for first in range(0, len(rows), _PATTERN_ITEMS):
             part = rows[first : first + _PATTERN_ITEMS]
             part.copy_(pattern[: len(part)])
+        if self.layout.is_quantized:
+            scale_view(self.arena, self.layout, 0).fill_(_QUANTIZED_SCALE)
 
     def _open_step(self) -> StepBatch:
         sequences = [self._cache.sequence() for _ in range(self.load.sequences)]
@@ -173,8 +175,10 @@ class PagedCase:
 
     def expected(self, number: int) -> Tensor:
         """What the step of a batch should give, computed in fp32: [tokens, query_heads, head_dim]."""
-        q, k, v = self.rows[number]
-        return ReferenceBackend().plan(self.batches[number], self.arena).run(0, q.float(), k, v)
+        if number not in self._expected:
+            q, k, v = self.rows[number]
+            self._expected[number] = ReferenceBackend().plan(self.batches[number], self.arena).run(0, q.float(), k, v)
+        return self._expected[number]
 
     def check(self) -> None:
         """Raises InvariantError unless every batch gives what the reference gives."""
