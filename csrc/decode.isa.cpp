@@ -154,8 +154,10 @@ inline Shape shape_of(const AttentionCall& call) {
   return {dim, padded, padded + 2 * VL};
 }
 
+// Apart from their callers, which leave too few registers: a sum in memory halves the speed.
 template <DType T, int R>
-void score(const uint8_t* keys, const Tile& tile, const Shape& shape, const float* q, float* scores, Ahead ahead) {
+[[gnu::noinline]] void score(const uint8_t* keys, const Tile& tile, const Shape& shape, const float* q, float* scores,
+                             Ahead ahead) {
   constexpr int K = power_of_two_in(VL / R);
   constexpr int BYTES = sizeof(typename Stored<T>::item);
   for (int i = 0; i < tile.count; i += K) {
@@ -187,8 +189,8 @@ void score(const uint8_t* keys, const Tile& tile, const Shape& shape, const floa
 }
 
 template <DType T, int R, int N>  // N vectors of sums; `part`: 0, or the elements that count of the only one
-inline void weigh(const uint8_t* values, const Tile& tile, int part, const float* weights, const vf* shrink, float* sums,
-                  int64_t state, Ahead ahead) {
+[[gnu::noinline]] void weigh(const uint8_t* values, const Tile& tile, int part, const float* weights, const vf* shrink,
+                             float* sums, int64_t state, Ahead ahead) {
   vf sum[R][N];
   for (int r = 0; r < R; ++r)
     for (int n = 0; n < N; ++n) sum[r][n] = load_as<vf>(sums + r * state + n * VL) * shrink[r];
