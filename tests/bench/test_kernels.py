@@ -2,7 +2,10 @@
 
 import json
 import math
+import sys
 from collections.abc import Iterator
+from importlib import import_module
+from types import ModuleType
 
 import numpy as np
 import pytest
@@ -95,6 +98,33 @@ def test_it_is_listed_and_its_parts_are_not() -> None:
     names = {module.__name__.rpartition(".")[2] for module in bench._benchmarks()}
     assert "kernels" in names
     assert not {name for name in names if name.startswith("kernels_")}
+
+
+@pytest.mark.parametrize("package", ["transformers", "safetensors"])
+def test_without_an_extra_it_is_listed_and_leaves_the_model_out(monkeypatch: pytest.MonkeyPatch, package: str) -> None:
+    def refuse(name: str) -> ModuleType:
+        if name == "kvpager.bench.step_overhead":
+            raise ModuleNotFoundError(name=package)
+        return import_module(name)
+
+    monkeypatch.setattr(bench, "import_module", refuse)
+    assert "kvpager.bench.kernels" in [module.__name__ for module in bench._benchmarks()]
+    monkeypatch.setitem(sys.modules, "kvpager.bench.step_overhead", _Missing(package))
+    assert kernels.PARTS["step"](TINY) == []
+    monkeypatch.setitem(sys.modules, "kvpager.bench.step_overhead", _Missing("kvpager.elsewhere"))
+    with pytest.raises(ModuleNotFoundError):
+        kernels.PARTS["step"](TINY)
+
+
+class _Missing(ModuleType):
+    """A module that can't be imported from, for want of another."""
+
+    def __init__(self, missing: str) -> None:
+        super().__init__("missing")
+        self._missing = missing
+
+    def __getattr__(self, name: str) -> object:
+        raise ModuleNotFoundError(name=self._missing)
 
 
 def test_without_native_kernels_it_says_why(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -17,6 +17,7 @@ PARTS: dict[str, Callable[[Scale], list[Result]]] = {
     "paging": kernels_paging.measure,
     "prefill": kernels_prefill.measure,
     "moving": kernels_moving.measure,
+    "step": lambda scale: _decode_step(quick=scale is QUICK),
 }
 
 
@@ -30,3 +31,14 @@ def run_parts(names: list[str], quick: bool = False) -> dict[str, object]:
     scale = QUICK if quick else FULL
     results = [result for name in names for result in PARTS[name](scale)]
     return report("kernels", results, f"{module.isa()} kernels, {module.num_threads()} threads")
+
+
+def _decode_step(quick: bool) -> list[Result]:
+    """Of the real model: nothing where it, or what it needs to run, is missing."""
+    try:
+        from kvpager.bench.step_overhead import decode_step_overhead
+    except ModuleNotFoundError as error:
+        if error.name not in ("transformers", "safetensors"):
+            raise
+        return []
+    return decode_step_overhead(quick)
