@@ -268,3 +268,17 @@ def test_a_copy_of_a_fused_model_is_a_model() -> None:
         twin = copy.deepcopy(model)
     for mine, other in zip(model.parameters(), twin.parameters(), strict=True):
         assert torch.equal(mine, other)
+
+
+def test_angles_of_far_positions_are_those_of_the_model() -> None:
+    model = tiny_model(max_position_embeddings=1 << 20).bfloat16()
+    ids = torch.arange(6)
+    with fused_model(model) as (layout, decoder):
+        assert isinstance(decoder, FusedDecoder)
+        for positions in ([0, 1, 1023, 1024, 1025, 3000], [5, 4, 3, 70_000, 1, 2**19]):
+            places = torch.tensor(positions)
+            found = decoder.forward(ids, places, CausalMean(), ids)
+            with torch.inference_mode(), attending(PackedCall(layout, CausalMean())):
+                expected = model(input_ids=ids[None], position_ids=places[None], use_cache=False).logits[0]
+            assert (found == expected).float().mean() > 0.9
+            torch.testing.assert_close(found, expected, rtol=0.05, atol=0.02 * float(expected.float().abs().max()))

@@ -33,6 +33,7 @@ from kvpager.integrations.decoder_layers import Decoder, DecoderLayer, NotPlain,
 from kvpager.memory.layout import KVLayout
 
 _CHECK_POSITIONS = (0, 1, 2, 3, 4, 0, 1, 30)
+_FIRST_POSITIONS = 1024
 _TOLERANCE = {torch.float32: 1e-4, torch.bfloat16: 2e-2, torch.float16: 4e-3}  # of a number, and of the mean number
 
 
@@ -80,6 +81,7 @@ class FusedDecoder:
         if len({layer.widths for layer in self._layers}) != 1:
             raise NotPlain("layers differ in their widths")
         self._norm = _Norm.of(decoder.norm, kernels)
+        self._cosines = self._sines = torch.empty(0, 0)  # [positions, head_dim]
         self._rows = self._rows_for(0)
         modules = list(model.modules())
         self._overrides = [module.__dict__ for module in modules]
@@ -98,7 +100,7 @@ class FusedDecoder:
         """Logits [len(keep), vocab] of the packed tokens ``ids`` [T] at ``positions`` [T], at the indices ``keep``."""
         rows = self._rows = self._rows_for(len(ids))
         torch.index_select(self._decoder.embedding.weight, 0, ids, out=rows.hidden)
-        angles = self._angles(rows, positions)
+        angles = self._angles(positions)
         pending = None
         for layer in self._layers:
             self._run_layer(layer, rows, pending, angles, plan)
@@ -126,8 +128,15 @@ class FusedDecoder:
     def _normalise(self, norm: "_Norm", rows: "_Rows", pending: Any) -> None:
         self._kernels.rms_norm(rows.hidden_matrix, pending, norm.weight, rows.normed_matrix, norm.epsilon)
 
-    def _angles(self, rows: "_Rows", positions: Tensor) -> "_Angles":
-        cos, sin = (table[0] for table in self._decoder.rotary(rows.hidden[None], positions[None]))
+    def _angles(self, positions: Tensor) -> "_Angles":
+        """cos and sin of each position, from a table that grows with the highest one: a position's angles never change
+        (model_layout.py refuses models where they do), and computing them takes longer than a layer's norms."""
+        needed = int(positions.max()) + 1 if len(positions) else 0
+        if needed > len(self._cosines):
+            weight = self._decoder.embedding.weight
+            some = torch.arange(max(_FIRST_POSITIONS, 1 << (needed - 1).bit_length()))
+            self._cosines, self._sines = (table[0] for table in self._decoder.rotary(weight[None, :1], some[None]))
+        cos, sin = (torch.index_select(table, 0, positions) for table in (self._cosines, self._sines))
         rotary = self._kernels.Rotary(
             cos=cos.data_ptr(),
             sin=sin.data_ptr(),
@@ -150,7 +159,7 @@ class FusedDecoder:
         """Raises NotPlain where a part does not compute what its modules did."""
         plan = _LocalPlan()
         rows = self._rows_for(len(_CHECK_POSITIONS))
-        angles = self._angles(rows, torch.tensor(_CHECK_POSITIONS))
+        angles = self._angles(torch.tensor(_CHECK_POSITIONS))
         _compare("the embedding", self._decoder.embedding.weight[seen.ids], seen.inputs[0])
         for layer, given, expected in zip(self._layers, seen.inputs, seen.outputs, strict=True):
             rows.hidden.copy_(given)
