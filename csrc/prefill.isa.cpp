@@ -506,11 +506,11 @@ void Item<E>::write() const {
         sum = sum * factors[i] + __builtin_exp2f(sink - top);
         highest = top;
       }
-      factors[i] = sum > 0 ? factors[i] / sum : 0.0f;
+      factors[i] = sum == 0 ? 0.0f : factors[i] / sum;
       if (call_.lse) {
         const int64_t token = item_.first_query + (row + i) / group_;
         call_.lse[token * call_.query_heads + head] =
-            sum > 0 ? (highest + __builtin_log2f(sum)) * LN_2 : MINUS_INFINITY;
+            sum == 0 ? MINUS_INFINITY : (highest + __builtin_log2f(sum)) * LN_2;
       }
     }
     const float* out = out_ + static_cast<int64_t>(row / LANES) * padded_ * LANES + row % LANES;

@@ -46,10 +46,10 @@ inline void multiply_vectors(const uint32_t* a, const uint32_t* b, float* c, int
   }
 }
 
-// 2^x, relative error below 2e-7; 0 below -126. Minimax polynomial of 2^r for r in [-1/2, 1/2].
+// 2^x, relative error below 2e-7; 0 up to -126, NaN for NaN. Minimax polynomial of 2^r for r in [-1/2, 1/2].
 inline vf exp2_exact(vf x) {
-  const vi keep = x > splat(-126.0f);
-  const vf bounded = keep ? x : splat(-126.0f);
+  const vi vanishes = x <= splat(-126.0f);
+  const vf bounded = vanishes ? splat(-126.0f) : x;
   const vf shifted = bounded + splat(0x1.8p23f);  // round to nearest by a large addend
   const vi n = bits<vi>(shifted) - bits<vi>(splat(0x1.8p23f));
   const vf r = bounded - (shifted - splat(0x1.8p23f));
@@ -60,7 +60,8 @@ inline vf exp2_exact(vf x) {
   p = p * r + splat(2.40226469e-1f);
   p = p * r + splat(6.93147206e-1f);
   p = p * r + splat(1.0f);
-  return keep ? bits<vf>(bits<vi>(p) + (n << 23)) : vf{};
+  const vf scaled = bits<vf>(bits<vi>(p) + (n << 23));
+  return vanishes ? vf{} : x == x ? scaled : x;
 }
 
 struct F32 {
