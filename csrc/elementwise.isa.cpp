@@ -20,6 +20,14 @@ inline void store(item<T>* to, vf x, int64_t count) {
   else store_part<T>(to, x, static_cast<int>(count));
 }
 
+template <DType T>
+inline vf rounded(vf x) {  // rounded_to<T>; for bf16 without leaving the registers' width
+  if constexpr (T != DType::bf16) return rounded_to<T>(x);
+  const vu u = bits<vu>(x);
+  const vf nearest = bits<vf>((u + 0x7fffu + ((u >> 16) & 1u)) & 0xffff0000u);
+  return x == x ? nearest : x;
+}
+
 template <class F>
 inline void with_dtype(DType dtype, F run) {
   if (dtype == DType::bf16) run.template operator()<DType::bf16>();
@@ -92,7 +100,7 @@ void norm_part(item<T>* x, const item<T>* added, const item<T>* weight, item<T>*
   const vf scale = splat(1.0f / root(mean + epsilon));
   for (int64_t i = 0; i < width; i += VL) {
     const int64_t left = width - i;
-    store<T>(out + i, load<T>(weight + i, left) * rounded_to<T>(load<T>(x + i, left) * scale), left);
+    store<T>(out + i, load<T>(weight + i, left) * rounded<T>(load<T>(x + i, left) * scale), left);
   }
 }
 
@@ -156,7 +164,7 @@ void silu_mul(const Matrix& gate_up, const Matrix& out, int64_t begin, int64_t e
       for (int64_t i = 0; i < count; i += VL) {
         const int64_t left = count - i;
         const vf x = load<T>(gate + i, left);
-        const vf silu = rounded_to<T>(x / (splat(1.0f) + exponential(-x)));
+        const vf silu = rounded<T>(x / (splat(1.0f) + exponential(-x)));
         store<T>(to + i, silu * load<T>(up + i, left), left);
       }
     }
