@@ -25,7 +25,7 @@ class Scale:
     long: Load = Load(sequences=1, context=131072)
     batch: Load = Load(sequences=64, context=2048)
     prefill: Load = Load(sequences=1, context=8192 + 512, new_tokens=512)
-    gemm_size: int = 2048  # of square matrices: large enough to run at full speed
+    gemm_size: int = 4096  # of square matrices: large enough to run at full speed
     prefill_rows: int = 8192  # tokens written at once
     decode_rows: int = 256
 
