@@ -36,6 +36,7 @@ TINY = Scale(
     cold_bytes=8 << 20,
     long=Load(sequences=1, context=2048),
     batch=Load(sequences=8, context=256),
+    paging=Load(sequences=8, context=256),
     prefill=Load(sequences=1, context=96, new_tokens=32),
     gemm_size=32,
     prefill_rows=64,

@@ -27,8 +27,8 @@ def measure(scale: Scale) -> list[Result]:
 def _overhead(shape: Shape, page_size: int, scale: Scale) -> Ratio:
     cold = scale.cold_bytes
     with (
-        PagedCase(shape, scale.batch, cold_bytes=cold, page_size=page_size) as shuffled,
-        PagedCase(shape, scale.batch, cold_bytes=cold, page_size=page_size, is_shuffled=False) as consecutive,
+        PagedCase(shape, scale.paging, cold_bytes=cold, page_size=page_size) as shuffled,
+        PagedCase(shape, scale.paging, cold_bytes=cold, page_size=page_size, is_shuffled=False) as consecutive,
     ):
         shuffled.check()
         consecutive.take_content_of(shuffled)
