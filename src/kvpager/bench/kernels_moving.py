@@ -68,13 +68,19 @@ class _Writes:
         rng = np.random.default_rng(SEED)
         ids = rng.permutation(blocks).astype(np.int32)
         pages = 1 if is_decode else page_size  # tokens of a block: one, or a whole page
-        self.num_sets = blocks * pages // tokens
-        used = ids[: self.num_sets * tokens // pages].reshape(self.num_sets, -1)
-        if is_decode:
-            self.blocks, self.slots = used, rng.integers(0, page_size, used.shape, np.int32)
+        num_sets = blocks * pages // tokens
+        used = ids[: num_sets * tokens // pages].reshape(num_sets, -1)
+        if is_decode:  # every slot of the pool has its turn, so that none is still in a cache
+            first = np.tile(rng.integers(0, page_size, used.shape, np.int32), (page_size, 1))
+            self.blocks = np.tile(used, (page_size, 1))
+            self.slots = (first + np.arange(page_size, dtype=np.int32).repeat(num_sets)[:, None]) % page_size
         else:
             self.blocks = used.repeat(page_size, axis=1)
             self.slots = np.tile(np.arange(page_size, dtype=np.int32), used.shape)
+
+    @property
+    def num_sets(self) -> int:
+        return len(self.blocks)
 
     @property
     def num_bytes(self) -> int:
@@ -100,7 +106,9 @@ class _Writes:
     def index_put(self) -> Call:
         view = layer_view(self.cache.arena, self.layout, 0)
         k, v = self.rows
-        turns = itertools.cycle(self._indices())
+        indices = self._indices()
+        half = len(indices) // 2  # not the slots that the other call has just written
+        turns = itertools.cycle(indices[half:] + indices[:half])
 
         def call() -> None:
             blocks, slots = next(turns)
