@@ -7,7 +7,7 @@
 namespace kv::KV_ISA {
 namespace {
 
-constexpr int TILE = 64;  // keys scored at once; tiles begin at multiples of it, wherever a span begins
+constexpr int TILE = 128;  // keys scored at once; tiles begin at multiples of it, wherever a span begins
 constexpr int MAX_ROWS = VL < 8 ? 4 : VL < 16 ? 6 : 8;
 constexpr int ACCUMULATORS = VL < 16 ? 12 : 24;  // vector registers that hold sums: at least two of each row
 constexpr float NEVER = -__builtin_inff();
