@@ -16,7 +16,7 @@ namespace kv {
 namespace {
 
 constexpr int64_t BYTES_PER_THREAD = 1 << 20;  // a second thread takes longer to wake than a decode batch takes to write
-constexpr int64_t STREAM_BYTES = 4 << 20;      // more than stays in a core's cache until attention reads it
+constexpr int64_t STREAM_BYTES = 128 << 10;    // from here on faster, attention that reads them back included
 constexpr int64_t RUNS_PER_PIECE = 8;
 
 // Whether each page's runs follow one another; `sorted` are the same runs by block and slot.

@@ -61,70 +61,104 @@ uint64_t by_tables(uint64_t remainder, const uint8_t* data, int64_t bytes) {
 
 #if defined(KV_FOLD)
 
-constexpr int LANES = 4;                           // independent registers hide the latency of the multiplication
-constexpr int64_t AHEAD = 2048;                    // bytes of prefetch: more than the hardware looks ahead at a page's start
+// Two streams of memory are read at once, STREAM bytes each in turn (why: block_copy.isa.cpp). Each has registers of its
+// own, which skip what the other reads; at the end those of the first stream, STREAM bytes behind, join the others.
+constexpr int LANES = 4;  // independent registers of a stream hide the latency of the multiplication
+constexpr int64_t STREAM = 16384;
+constexpr int64_t AHEAD = 1024;  // bytes from the load to the line asked for
 constexpr int64_t MIN_FOLDED = 256;
 
-template <int BYTES>
-struct Fold {
-  static constexpr int64_t LOW = static_cast<int64_t>(crc64_x_to_the(8 * BYTES + 63));
-  static constexpr int64_t HIGH = static_cast<int64_t>(crc64_x_to_the(8 * BYTES - 1));
-};
+template <int64_t BYTES>
+KV_CLMUL inline __m128i distance() {  // what a register is multiplied by to move it on by this many bytes
+  constexpr auto high = static_cast<int64_t>(crc64_x_to_the(8 * BYTES - 1));
+  constexpr auto low = static_cast<int64_t>(crc64_x_to_the(8 * BYTES + 63));
+  return _mm_set_epi64x(high, low);
+}
 
-template <int BYTES>
-KV_CLMUL inline __m128i fold(__m128i a) {
-  const __m128i by = _mm_set_epi64x(Fold<BYTES>::HIGH, Fold<BYTES>::LOW);
-  return _mm_xor_si128(_mm_clmulepi64_si128(a, by, 0x00), _mm_clmulepi64_si128(a, by, 0x11));
+KV_CLMUL inline __m128i fold(__m128i a, __m128i by, __m128i onto) {
+  return _mm_xor_si128(_mm_xor_si128(_mm_clmulepi64_si128(a, by, 0x00), _mm_clmulepi64_si128(a, by, 0x11)), onto);
 }
 
 // The remainder of `count` registers that follow one another.
 KV_CLMUL inline uint64_t remainder_of(const __m128i* registers, int count) {
   __m128i all = registers[0];
-  for (int i = 1; i < count; ++i) all = _mm_xor_si128(fold<16>(all), registers[i]);
+  for (int i = 1; i < count; ++i) all = fold(all, distance<16>(), registers[i]);
   uint64_t words[2];
   std::memcpy(words, &all, sizeof words);
   return step8(step8(0, words[0]), words[1]);
 }
 
+// `before` is added to the first register.
+template <bool COPY>
+KV_CLMUL inline void step16(__m128i* lanes, uint8_t* out, const uint8_t* in, __m128i by, __m128i before) {
+  __builtin_prefetch(in + AHEAD, 0, 3);
+  for (int i = 0; i < LANES; ++i) {
+    const __m128i v = load_as<__m128i>(in + 16 * i);
+    if constexpr (COPY) _mm_stream_si128(reinterpret_cast<__m128i*>(out) + i, v);
+    lanes[i] = fold(lanes[i], by, i == 0 ? _mm_xor_si128(v, before) : v);
+  }
+}
+
 // REQUIRES: bytes a multiple of 64 and at least that; `out` aligned to 16 if COPY.
 template <bool COPY>
 KV_CLMUL uint64_t by_folding16(uint64_t remainder, uint8_t* out, const uint8_t* in, int64_t bytes) {
-  __m128i lanes[LANES];
-  for (int64_t at = 0; at < bytes; at += 64) {
-    __builtin_prefetch(in + at + AHEAD, 0, 3);
-    for (int i = 0; i < LANES; ++i) {
-      __m128i v = load_as<__m128i>(in + at + 16 * i);
-      if constexpr (COPY) _mm_stream_si128(reinterpret_cast<__m128i*>(out + at) + i, v);
-      if (at == 0)
-        lanes[i] = i == 0 ? _mm_xor_si128(v, _mm_cvtsi64_si128(static_cast<int64_t>(remainder))) : v;
-      else
-        lanes[i] = _mm_xor_si128(fold<64>(lanes[i]), v);
+  constexpr int64_t STEP = 16 * LANES;
+  const __m128i zero = _mm_setzero_si128();
+  const __m128i next = distance<STEP>(), next_turn = distance<STREAM + STEP>();
+  __m128i before = _mm_cvtsi64_si128(static_cast<int64_t>(remainder));
+  __m128i lanes[LANES] = {}, others[LANES] = {};
+  int64_t at = 0;
+  for (; at + 2 * STREAM <= bytes; at += STREAM)
+    for (const int64_t stop = at + STREAM; at < stop; at += STEP) {
+      const __m128i by = at + STREAM == stop ? next_turn : next;
+      step16<COPY>(lanes, out + at, in + at, by, before);
+      step16<COPY>(others, out + at + STREAM, in + at + STREAM, by, zero);
+      before = zero;
     }
-  }
+  if (at)
+    for (int i = 0; i < LANES; ++i) lanes[i] = fold(lanes[i], distance<STREAM>(), others[i]);
+  for (; at < bytes; at += STEP, before = zero) step16<COPY>(lanes, out + at, in + at, next, before);
   return remainder_of(lanes, LANES);
 }
 
 #if defined(KV_VCLMUL)
 
+KV_VCLMUL inline __m512i fold(__m512i a, __m512i by, __m512i onto) {
+  const __m512i low = _mm512_clmulepi64_epi128(a, by, 0x00), high = _mm512_clmulepi64_epi128(a, by, 0x11);
+  return _mm512_ternarylogic_epi64(low, high, onto, 0x96);  // exclusive or of the three
+}
+
+template <bool COPY>
+KV_VCLMUL inline void step64(__m512i* lanes, uint8_t* out, const uint8_t* in, __m512i by, __m512i before) {
+  for (int i = 0; i < LANES; ++i) __builtin_prefetch(in + 64 * i + AHEAD, 0, 3);
+  for (int i = 0; i < LANES; ++i) {
+    const __m512i v = _mm512_loadu_si512(in + 64 * i);
+    if constexpr (COPY) _mm512_stream_si512(reinterpret_cast<__m512i*>(out) + i, v);
+    lanes[i] = fold(lanes[i], by, i == 0 ? _mm512_xor_si512(v, before) : v);
+  }
+}
+
+// REQUIRES: bytes a multiple of 256 and at least that; `out` aligned to 64 if COPY.
 template <bool COPY>
 KV_VCLMUL uint64_t by_folding64(uint64_t remainder, uint8_t* out, const uint8_t* in, int64_t bytes) {
-  const __m512i by = _mm512_broadcast_i32x4(_mm_set_epi64x(Fold<256>::HIGH, Fold<256>::LOW));
-  __m512i lanes[LANES];
-  for (int64_t at = 0; at < bytes; at += 256) {
-    for (int i = 0; i < LANES; ++i) {
-      __builtin_prefetch(in + at + 64 * i + AHEAD, 0, 3);
-      const __m512i v = _mm512_loadu_si512(in + at + 64 * i);
-      if constexpr (COPY) _mm512_stream_si512(reinterpret_cast<__m512i*>(out + at) + i, v);
-      if (at == 0) {
-        const __m512i before = _mm512_zextsi128_si512(_mm_cvtsi64_si128(static_cast<int64_t>(remainder)));
-        lanes[i] = i == 0 ? _mm512_xor_si512(v, before) : v;
-      } else {
-        const __m512i low = _mm512_clmulepi64_epi128(lanes[i], by, 0x00);
-        const __m512i high = _mm512_clmulepi64_epi128(lanes[i], by, 0x11);
-        lanes[i] = _mm512_ternarylogic_epi64(low, high, v, 0x96);  // exclusive or of the three
-      }
+  constexpr int64_t STEP = 64 * LANES;
+  const __m512i zero = _mm512_setzero_si512();
+  const __m512i next = _mm512_broadcast_i32x4(distance<STEP>());
+  const __m512i next_turn = _mm512_broadcast_i32x4(distance<STREAM + STEP>());
+  __m512i before = _mm512_zextsi128_si512(_mm_cvtsi64_si128(static_cast<int64_t>(remainder)));
+  __m512i lanes[LANES] = {}, others[LANES] = {};
+  int64_t at = 0;
+  for (; at + 2 * STREAM <= bytes; at += STREAM)
+    for (const int64_t stop = at + STREAM; at < stop; at += STEP) {
+      const __m512i by = at + STREAM == stop ? next_turn : next;
+      step64<COPY>(lanes, out + at, in + at, by, before);
+      step64<COPY>(others, out + at + STREAM, in + at + STREAM, by, zero);
+      before = zero;
     }
-  }
+  if (at)
+    for (int i = 0; i < LANES; ++i)
+      lanes[i] = fold(lanes[i], _mm512_broadcast_i32x4(distance<STREAM>()), others[i]);
+  for (; at < bytes; at += STEP, before = zero) step64<COPY>(lanes, out + at, in + at, next, before);
   __m128i registers[4 * LANES];
   std::memcpy(registers, lanes, sizeof registers);
   return remainder_of(registers, 4 * LANES);

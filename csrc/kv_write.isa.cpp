@@ -65,16 +65,6 @@ struct Rotated {  // a row of K in its own dtype, in a buffer
   }
 };
 
-// Asks for the lines of a run's first token before they are written: the rows of a decode batch lie far apart, and a store
-// that waits for its line holds up all behind it.
-inline void want(const CacheLayer& cache, int half, const TokenRun& run) {
-  const int bytes = cache.head_dim * item_bytes(cache.dtype);
-  const uint8_t* out =
-      cache.base + run.block * cache.block_stride + half * cache.half_stride + run.slot * cache.slot_stride;
-  for (int head = 0; head < cache.kv_heads; ++head)
-    for (int at = 0; at < bytes; at += 64) __builtin_prefetch(out + head * cache.head_stride + at, 1, 3);
-}
-
 // One half (K or V) of one run. Rows are read in the order in which they lie in memory.
 template <class Copy, class Change>
 inline void write_half(const KVWriteCall& call, const Rows& rows, int half, const TokenRun& run, Copy copy,
@@ -94,15 +84,12 @@ template <class Copy>
 inline void write_runs(const KVWriteCall& call, const TokenRun* runs, int64_t num_runs, Copy copy) {
   uint8_t buffer[MAX_ROW_BYTES] __attribute__((aligned(64)));
   for (int64_t i = 0; i < num_runs; ++i) {
-    const bool is_wanted = !call.is_streamed && i + 1 < num_runs;
-    if (is_wanted) want(call.cache, 0, runs[i + 1]);
     if (call.rotary) {
       const Rotated rotated{*call.rotary, call.rotate, call.cache.head_dim, item_bytes(call.k.dtype), buffer};
       write_half(call, call.k, 0, runs[i], copy, rotated);
     } else {
       write_half(call, call.k, 0, runs[i], copy, Identity{});
     }
-    if (is_wanted) want(call.cache, 1, runs[i + 1]);
     write_half(call, call.v, 1, runs[i], copy, Identity{});
   }
 }

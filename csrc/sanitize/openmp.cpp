@@ -82,6 +82,9 @@ extern "C" {
 int omp_get_thread_num() { return here.number; }
 int omp_get_num_threads() { return here.team ? here.team->size : 1; }
 int omp_get_max_threads() { return threads_wanted(); }
+int omp_get_num_procs() { return std::max(1, static_cast<int>(std::thread::hardware_concurrency())); }
+int omp_get_proc_bind() { return 0; }  // omp_proc_bind_false: threads are not bound
+int omp_get_num_places() { return 0; }
 int omp_in_parallel() { return here.team && here.team->size > 1; }
 
 void GOMP_parallel(void (*function)(void*), void* data, unsigned threads, unsigned) {

@@ -17,7 +17,7 @@ from kvpager.tiers.rows import FLOAT_DTYPE, TorchRows, cache_layer, layer_view
 
 POISON = 0xA5
 DTYPES = list(FLOAT_DTYPE)
-# (kv_heads, head_dim, page_size, tokens): odd sizes first; the last two are large enough to go past the caches
+# (kv_heads, head_dim, page_size, tokens): odd sizes first; the last three are large, two of them go past the caches
 SHAPES = {
     "H1-D1-P1-T1": (1, 1, 1, 1),
     "H2-D20-P5-T33": (2, 20, 5, 33),
