@@ -20,6 +20,7 @@ from kvpager.errors import ConfigError
 # ---------------------------------------------------------------------------------------------------------- sizes
 
 AUTO = "auto"
+DEFAULT_PAGE_SIZE = 32  # tokens; docs/design/0009-native-kernels.md has the measurements it was chosen by
 AUTO_POOL_PERCENT = 70  # of the free memory: the rest is for activations, logits and what other programs take meanwhile
 MAX_SIZE = 2**63 - 1  # bytes: what a file offset or an address can name
 
@@ -385,7 +386,7 @@ class Options:
         "Lower it to leave memory to others; raise it to hold more requests and longer prefixes.",
     )
     page_size: str | int = _option(
-        16,
+        DEFAULT_PAGE_SIZE,
         _PageSize(),
         "Size of a page: a bare number is tokens, a number with a unit is bytes over all layers.",
         "Larger for very long contexts (smaller tables); smaller for short requests (less unused room in last pages).",

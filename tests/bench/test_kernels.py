@@ -16,7 +16,7 @@ from kvpager import native
 from kvpager.attention.cpu import CpuPlan
 from kvpager.bench import kernels, kernels_moving, kernels_paging, limits, paged_case
 from kvpager.bench.paged_case import LLAMA, SMOL, PagedCase
-from kvpager.bench.scale import DEFAULT_PAGE_SIZE, Load, Scale
+from kvpager.bench.scale import Load, Scale
 from kvpager.bench.torch_attention import (
     TorchAttention,
     bmm_folded,
@@ -27,6 +27,7 @@ from kvpager.bench.torch_attention import (
     sdpa_grouped,
 )
 from kvpager.cli import bench
+from kvpager.config import DEFAULT_PAGE_SIZE
 from kvpager.errors import ConfigError, InvariantError
 from kvpager.memory.arena import HostArena
 from kvpager.memory.layout import KVLayout

@@ -15,7 +15,8 @@ from kvpager.bench.interleaved import Call, Ratio, run_in_turn
 from kvpager.bench.limits import copy_limits, native_module
 from kvpager.bench.paged_case import LLAMA, SMOL, Shape
 from kvpager.bench.report import SEED, Result
-from kvpager.bench.scale import DEFAULT_PAGE_SIZE, Scale
+from kvpager.bench.scale import Scale
+from kvpager.config import DEFAULT_PAGE_SIZE
 from kvpager.errors import InvariantError
 from kvpager.memory.arena import HostArena
 from kvpager.memory.layout import KVLayout

@@ -3,7 +3,8 @@
 from kvpager.bench.interleaved import Ratio, run_in_turn
 from kvpager.bench.paged_case import LLAMA, SMOL, PagedCase, Shape
 from kvpager.bench.report import Result
-from kvpager.bench.scale import DEFAULT_PAGE_SIZE, Scale
+from kvpager.bench.scale import Scale
+from kvpager.config import DEFAULT_PAGE_SIZE
 from kvpager.errors import InvariantError
 
 PAGE_SIZES = sorted({16, 32, 64, 128, DEFAULT_PAGE_SIZE})

@@ -17,8 +17,9 @@ from kvpager.assemble import open_cache
 from kvpager.attention.reference import ReferenceBackend
 from kvpager.attention.select import select
 from kvpager.bench.report import SEED
-from kvpager.bench.scale import DEFAULT_PAGE_SIZE, Load
+from kvpager.bench.scale import Load
 from kvpager.cache.step import StepBatch
+from kvpager.config import DEFAULT_PAGE_SIZE
 from kvpager.errors import InvariantError
 from kvpager.memory.arena import Arena, HostArena
 from kvpager.memory.layout import KVLayout

@@ -2,10 +2,6 @@
 
 from dataclasses import dataclass
 
-from kvpager.memory.layout import KVLayout
-
-DEFAULT_PAGE_SIZE = KVLayout(layers=1, kv_heads=1, head_dim=1).page_size
-
 
 @dataclass(frozen=True, slots=True)
 class Load:

@@ -11,6 +11,7 @@ included, which is ``LayerSpec.window`` = w. Families differ only in where the c
 from collections.abc import Callable
 from typing import Any
 
+from kvpager.config import DEFAULT_PAGE_SIZE
 from kvpager.errors import UnsupportedModel
 from kvpager.memory.layout import KVLayout, LayerSpec
 
@@ -106,7 +107,7 @@ def check_supported(config: Config) -> None:
     _layer_specs(config)
 
 
-def layout_for(config: Config, *, dtype: str, page_size: int | str = 16) -> KVLayout:
+def layout_for(config: Config, *, dtype: str, page_size: int | str = DEFAULT_PAGE_SIZE) -> KVLayout:
     """The KV layout of a model: its layers, their heads and windows.
 
     ``dtype`` names the model's own dtype (``"bfloat16"``), or a quantized one (``"int8"``); ``page_size`` is in tokens,

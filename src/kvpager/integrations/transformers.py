@@ -27,7 +27,7 @@ from torch import Tensor, nn
 from kvpager.assemble import open_cache
 from kvpager.attention import select
 from kvpager.cache.paged_cache import PagedCache
-from kvpager.config import AUTO
+from kvpager.config import AUTO, DEFAULT_PAGE_SIZE
 from kvpager.errors import ConfigError, UnsupportedModel
 from kvpager.integrations.attention_function import NAME, paged_attention
 from kvpager.integrations.forward_pass import PAST_NAMES, ForwardPass, ModelLimits, check_arguments, named_arguments
@@ -47,7 +47,7 @@ def attach(
     capacity: int | str | None = None,
     *,
     num_blocks: int | None = None,
-    page_size: int | str = 16,
+    page_size: int | str = DEFAULT_PAGE_SIZE,
     kv_dtype: str = AUTO,
     backend: str = "auto",
     rewind: int = 64,

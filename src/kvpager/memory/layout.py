@@ -27,7 +27,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from kvpager.config import parse_size
+from kvpager.config import DEFAULT_PAGE_SIZE, parse_size
 from kvpager.errors import ConfigError
 
 ITEM_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2, "int8": 1, "float8_e4m3": 1}
@@ -93,14 +93,16 @@ class KVLayout:
         kv_heads: int,
         head_dim: int,
         dtype: str = "bfloat16",
-        page_size: int | str = 16,
+        page_size: int | str = DEFAULT_PAGE_SIZE,
         window: int | None = None,
     ) -> None:
         _check_counts(layers=layers, kv_heads=kv_heads, head_dim=head_dim)
         self._build([LayerSpec(kv_heads, head_dim, window)] * layers, dtype, page_size)
 
     @classmethod
-    def mixed(cls, specs: Sequence[LayerSpec], dtype: str = "bfloat16", page_size: int | str = 16) -> "KVLayout":
+    def mixed(
+        cls, specs: Sequence[LayerSpec], dtype: str = "bfloat16", page_size: int | str = DEFAULT_PAGE_SIZE
+    ) -> "KVLayout":
         """A layout for layers that differ in window or head shape; ``specs[i]`` is model layer i."""
         layout = cls.__new__(cls)
         layout._build(specs, dtype, page_size)
