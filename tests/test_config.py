@@ -276,7 +276,7 @@ def config(tmp_path: Path) -> Path:
 def test_defaults() -> None:
     options = load_options(environ={})
     assert options == Options()
-    assert (options.capacity, options.page_size, options.eviction) == ("auto", 16, "lru")
+    assert (options.capacity, options.page_size, options.eviction) == ("auto", 32, "lru")
     assert (options.max_running, options.max_batch_tokens, options.max_waiting) == (256, 512, 1024)
 
 

@@ -66,7 +66,7 @@ def test_a_request_that_waits_for_the_blocks_of_another_gets_them_whole() -> Non
         if ref(a, 3)[2] not in ref(a, 2):
             pairs.append((a, b))
     model = tiny_model()
-    with Engine(model, num_blocks=12, partial_hits=False) as engine:
+    with Engine(model, page_size=16, num_blocks=12, partial_hits=False) as engine:
         device = Device(engine, generator)
         with wrapped(engine.runner, "forward", device.forward):
             for number in range(ROUNDS):
@@ -93,7 +93,7 @@ def test_a_request_that_waits_for_the_blocks_of_another_gets_them_whole() -> Non
 def test_a_request_cancelled_while_its_step_runs_keeps_its_blocks_until_then() -> None:
     generator = random.Random(3)
     a_prompt, b_prompt = sharp_prompt(generator, 31, 3), sharp_prompt(generator, 150, 8)
-    with Engine(tiny_model(), num_blocks=12, prefix_cache=False) as engine:
+    with Engine(tiny_model(), page_size=16, num_blocks=12, prefix_cache=False) as engine:
         device = Device(engine, generator)
         with wrapped(engine.runner, "forward", device.forward):
             for number in range(60):

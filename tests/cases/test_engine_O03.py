@@ -34,7 +34,7 @@ def test_the_numbers_add_up_after_every_step(num_blocks: int, new_tokens: int) -
     common = random_tokens(generator, 160)
     prompts = [sharp_prompt(generator, 40, new_tokens, prefix=common) for _ in range(20)]
     aborted = set(generator.sample(range(20), 5))
-    with Engine(tiny_model(), num_blocks=num_blocks) as engine:
+    with Engine(tiny_model(), page_size=16, num_blocks=num_blocks) as engine:
         requests: list[Request] = []
         while len(requests) < 20 or engine.has_work:
             while len(requests) < 20 and sum(not request.is_finished for request in requests) < 5:
@@ -70,7 +70,7 @@ def test_the_numbers_add_up_after_every_step(num_blocks: int, new_tokens: int) -
 
 def test_an_idle_engine_uses_nothing_and_its_cache_can_be_emptied() -> None:
     generator = random.Random(1)
-    with Engine(tiny_model(), num_blocks=64) as engine:
+    with Engine(tiny_model(), page_size=16, num_blocks=64) as engine:
         for _ in range(3):
             list(engine.generate([[generator.randrange(VOCABULARY) for _ in range(100)]] * 3, Sampling(max_tokens=4)))
             assert_idle(engine)

@@ -11,7 +11,7 @@ CHOICES = Sampling(max_tokens=40, temperature=1.0, seed=7, n=4)
 
 
 def run(sampling: Sampling) -> list[tuple[int, ...]]:
-    with Engine(tiny_model(), num_blocks=64) as engine:
+    with Engine(tiny_model(), page_size=16, num_blocks=64) as engine:
         request = engine.submit(PROMPT, sampling)
         while engine.has_work:
             checked_step(engine)
@@ -31,7 +31,7 @@ def test_choices_differ_repeat_and_equal_their_single_runs() -> None:
 
 def test_a_stream_carries_every_choice_to_its_own_end() -> None:
     together = run(CHOICES)
-    with Engine(tiny_model(), num_blocks=64) as engine:
+    with Engine(tiny_model(), page_size=16, num_blocks=64) as engine:
         events = list(engine.stream(PROMPT, CHOICES))
     for choice, tokens in enumerate(together):
         own = [event for event in events if event.choice == choice]
@@ -40,7 +40,7 @@ def test_a_stream_carries_every_choice_to_its_own_end() -> None:
 
 
 def test_after_the_stream_is_left_all_four_choices_stop() -> None:
-    with Engine(tiny_model(), num_blocks=64) as engine:
+    with Engine(tiny_model(), page_size=16, num_blocks=64) as engine:
         stream = engine.stream(PROMPT, CHOICES)
         seen: list[TokenEvent] = [next(stream) for _ in range(10)]
         assert {event.choice for event in seen} == {0, 1, 2, 3}

@@ -45,7 +45,7 @@ def run(engine: Engine, prompt: list[int], scope: Scope = PLAIN) -> Completion:
 def test_nothing_of_an_old_version_is_reused(prompt: list[int]) -> None:
     model = tiny_model(0)
     assert len({tuple(ref(prompt, NEW, seed)) for seed in range(3)}) == 3
-    with Engine(model, num_blocks=64) as engine:
+    with Engine(model, page_size=16, num_blocks=64) as engine:
         assert list(run(engine, prompt, V1).token_ids) == ref(prompt, NEW, 0)
         again = run(engine, prompt, V1)
         assert again.prefix_tokens == 47  # control: the same version is reused
@@ -65,7 +65,7 @@ def test_nothing_of_an_old_version_is_reused(prompt: list[int]) -> None:
 def test_old_weights_that_come_back_find_nothing_either(prompt: list[int]) -> None:
     """Their pages were dropped: on the device nothing is kept of a version that is not loaded."""
     model = tiny_model(0)
-    with Engine(model, num_blocks=64) as engine:
+    with Engine(model, page_size=16, num_blocks=64) as engine:
         run(engine, prompt)
         for seed in (1, 0):
             load(model, seed)
@@ -76,7 +76,7 @@ def test_old_weights_that_come_back_find_nothing_either(prompt: list[int]) -> No
 
 def test_a_running_request_ends_with_one_version_of_the_weights(prompt: list[int]) -> None:
     model = tiny_model(0)
-    with Engine(model, num_blocks=64) as engine:
+    with Engine(model, page_size=16, num_blocks=64) as engine:
         request = engine.submit(prompt, GREEDY)
         checked_step(engine)
         with pytest.raises(ConfigError, match="begun with the old weights; finish or cancel them first"):

@@ -16,7 +16,7 @@ def test_a_cached_prompt_computes_at_least_one_token(length: int, inside: bool, 
     generator = random.Random(length)
     prompt, cold = sharp_prompt(generator, length, 8), sharp_prompt(generator, 40, 8)
     found = []
-    with Engine(tiny_model(), num_blocks=64, partial_hits=inside, deterministic=deterministic) as engine:
+    with Engine(tiny_model(), page_size=16, num_blocks=64, partial_hits=inside, deterministic=deterministic) as engine:
         for turn, new_tokens in enumerate((8, 8, 1)):
             batch = [prompt, cold] if turn == 1 else [prompt]
             computed = engine.cache.statistics().computed_tokens

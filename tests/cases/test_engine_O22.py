@@ -19,7 +19,7 @@ def neighbour() -> list[int]:
 
 
 def open_engine() -> Engine:
-    return Engine(tiny_model(), num_blocks=8)  # 128 tokens
+    return Engine(tiny_model(), page_size=16, num_blocks=8)  # 128 tokens
 
 
 def start(engine: Engine, neighbour: list[int]) -> Request:

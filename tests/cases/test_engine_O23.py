@@ -22,7 +22,7 @@ NEW = 60
 
 
 def open_engine(**options: object) -> Engine:
-    return Engine(tiny_model(), num_blocks=32, **options)
+    return Engine(tiny_model(), page_size=16, num_blocks=32, **options)
 
 
 @pytest.fixture(scope="module")

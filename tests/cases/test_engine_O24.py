@@ -83,7 +83,7 @@ def run(engine: Engine, prompts: list[list[int]], path: Path) -> list[Request]:
 @pytest.mark.parametrize("name", PATHS)
 def test_the_tokens_are_those_of_plain_generation(prompts: list[list[int]], name: str) -> None:
     path = PATHS[name]
-    with Engine(tiny_model(), num_blocks=400, max_batch_tokens=path.chunk, **path.options) as engine:
+    with Engine(tiny_model(), page_size=16, num_blocks=400, max_batch_tokens=path.chunk, **path.options) as engine:
         if path.warm:
             list(engine.generate(prompts, Sampling(max_tokens=1)))
         requests = run(engine, prompts, path)
@@ -99,7 +99,7 @@ def test_the_tokens_are_those_of_plain_generation(prompts: list[list[int]], name
 
 def bits(prompts: list[list[int]], path: Path) -> list[tuple[Rows, torch.Tensor]]:
     """Of every choice: the rows of logits, and K and V."""
-    with Engine(tiny_model(), num_blocks=400, deterministic=True, max_batch_tokens=max(64, path.chunk)) as engine:
+    with Engine(tiny_model(), page_size=16, num_blocks=400, deterministic=True, max_batch_tokens=max(64, path.chunk)) as engine:
         if path.warm:
             list(engine.generate(prompts, Sampling(max_tokens=1)))
         recorder = Recorder()

@@ -55,7 +55,7 @@ def test_every_option_is_a_flag(row: object) -> None:
     [
         (["--capacity", "80%"], "capacity", "80%"),
         (["--page-size", "16KiB"], "page_size", "16KiB"),
-        (["--page-size", "32"], "page_size", 32),
+        (["--page-size", "64"], "page_size", 64),
         (["--max-context", "100"], "max_context", 100),
         (["--seed", "none"], "seed", None),
         (["--deterministic"], "deterministic", True),

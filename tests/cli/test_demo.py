@@ -285,7 +285,7 @@ def test_json_is_one_object(kvpager: Call, model: str) -> None:
     assert ended.code == 0, ended.err
     shown = json.loads(ended.out)
     assert shown["requests"] == QUICK.num_requests
-    assert shown["pool_blocks"] == QUICK.pool_tokens // 16
+    assert shown["pool_blocks"] == QUICK.pool_tokens // 32
     assert shown["context_limit"] == 400
     assert shown["peak_sequences"] >= 1
     assert shown["peak_used_bytes"] <= shown["pool_bytes"]
@@ -323,13 +323,13 @@ def test_a_model_that_is_missing_is_not_fetched_unasked(
 @pytest.mark.parametrize(
     ("options", "blocks"),
     [
-        (Options(), 88),
-        (Options(page_size=32), 44),
+        (Options(), 44),
+        (Options(page_size=16), 88),
         (Options(page_size="16KiB"), 88),
         (Options(capacity="1GiB"), None),
         (Options(page_size=10_000), 1),
     ],
-    ids=["16", "32", "bytes", "capacity", "huge"],
+    ids=["default", "16", "bytes", "capacity", "huge"],
 )
 def test_the_pool_is_small_unless_asked_for_otherwise(options: Options, blocks: int | None) -> None:
     assert num_blocks(options, FULL) == blocks

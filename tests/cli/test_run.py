@@ -182,7 +182,7 @@ def test_a_prompt_longer_than_the_pool_is_refused(kvpager: Call, model: str) -> 
     argv = ["run", "--model", model, "--max-tokens", "2", "moon " * 60]
     ended = kvpager(*argv, "--capacity", "8KiB")
     assert ended.code == 2
-    assert "pool 2 blocks of 16 tokens" in ended.err
+    assert "pool 1 blocks of 32 tokens" in ended.err
     assert kvpager(*argv).code == 0
 
 

@@ -73,7 +73,7 @@ def solos(generator: random.Random) -> list[Solo]:
 
 
 def run_alone(solo: Solo) -> None:
-    with Engine(tiny_model(), num_blocks=64, deterministic=True) as engine:
+    with Engine(tiny_model(), page_size=16, num_blocks=64, deterministic=True) as engine:
         recorder = Recorder()
         with recorder.listening_to(engine):
             request = engine.submit(solo.prompt, solo.sampling)
@@ -106,7 +106,7 @@ def run_schedule(seed: int, library: list[Solo], seen: Seen) -> None:
         "prefix_cache": generator.random() < 0.8,
     }
     replay = f"replay: run_schedule({seed}, ...) with {options}"
-    with Engine(tiny_model(), deterministic=True, **options) as engine:
+    with Engine(tiny_model(), page_size=16, deterministic=True, **options) as engine:
         recorder = Recorder()
         requests: list[tuple[Request, Solo]] = []
         cancelled: set[int] = set()
@@ -172,7 +172,7 @@ def run_forks() -> None:
     for length in (1, 63, 64, 100):
         prompt = random_tokens(generator, length)
         sampling = Sampling(max_tokens=NEW, temperature=1.0, seed=5, n=3)
-        with Engine(tiny_model(), num_blocks=14, deterministic=True) as engine:
+        with Engine(tiny_model(), page_size=16, num_blocks=14, deterministic=True) as engine:
             recorder = Recorder()
             with recorder.listening_to(engine):
                 request = engine.submit(prompt, sampling)

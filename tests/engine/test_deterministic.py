@@ -63,7 +63,7 @@ def test_the_default_mode_is_not_bit_equal_here() -> None:
     for solo in library[:10]:
         rows: list[Rows] = []
         for chunk in (512, 17):
-            with Engine(tiny_model(), num_blocks=64, max_batch_tokens=chunk) as engine:
+            with Engine(tiny_model(), page_size=16, num_blocks=64, max_batch_tokens=chunk) as engine:
                 recorder = Recorder()
                 with recorder.listening_to(engine):
                     engine.submit(solo.prompt, Sampling(max_tokens=NEW))
@@ -77,7 +77,7 @@ def test_the_mode_gives_the_tokens_of_plain_generation() -> None:
     generator = random.Random(2)
     for solo in solos(generator):
         if is_sharp(solo.prompt, NEW):
-            with Engine(tiny_model(), num_blocks=64, deterministic=True) as engine:
+            with Engine(tiny_model(), page_size=16, num_blocks=64, deterministic=True) as engine:
                 (done,) = engine.generate([solo.prompt], Sampling(max_tokens=NEW))
                 assert list(done.token_ids) == ref(solo.prompt, NEW)
 
@@ -85,7 +85,7 @@ def test_the_mode_gives_the_tokens_of_plain_generation() -> None:
 def test_only_whole_canonical_pieces_of_prompts_are_published_and_reused() -> None:
     generator = random.Random(3)
     prompt = random_tokens(generator, 150)
-    with Engine(tiny_model(), num_blocks=64, deterministic=True) as engine:
+    with Engine(tiny_model(), page_size=16, num_blocks=64, deterministic=True) as engine:
         found = []
         answer: list[int] = []
         for tokens in (prompt, prompt, prompt[:129], prompt[:128], prompt[:100], [*prompt, *range(100)]):

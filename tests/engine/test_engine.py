@@ -38,7 +38,7 @@ def prompts() -> list[list[int]]:
 
 @pytest.fixture
 def engine() -> Iterator[Engine]:
-    with Engine(tiny_model(), num_blocks=64, tokenizer=Numbers(), max_batch_tokens=64) as engine:
+    with Engine(tiny_model(), page_size=16, num_blocks=64, tokenizer=Numbers(), max_batch_tokens=64) as engine:
         yield engine
         assert_idle(engine)
 
@@ -79,7 +79,7 @@ def test_texts_go_through_the_tokenizer(engine: Engine, prompts: list[list[int]]
 
 
 def test_a_model_without_tokenizer_takes_ids_only(prompts: list[list[int]]) -> None:
-    with Engine(tiny_model(), num_blocks=16) as engine:
+    with Engine(tiny_model(), page_size=16, num_blocks=16) as engine:
         with pytest.raises(ConfigError, match="no tokenizer"):
             engine.submit("1 2 3")
         with pytest.raises(RequestError, match="stop strings need a tokenizer"):
@@ -89,7 +89,7 @@ def test_a_model_without_tokenizer_takes_ids_only(prompts: list[list[int]]) -> N
 
 
 def test_a_list_with_one_impossible_prompt_is_refused_before_anything_runs(prompts: list[list[int]]) -> None:
-    with Engine(tiny_model(), num_blocks=64, max_waiting=2) as engine:
+    with Engine(tiny_model(), page_size=16, num_blocks=64, max_waiting=2) as engine:
         for bad in ([], [VOCABULARY]):
             with pytest.raises(RequestError):
                 next(engine.generate([*prompts, bad], GREEDY))
@@ -98,7 +98,7 @@ def test_a_list_with_one_impossible_prompt_is_refused_before_anything_runs(promp
 
 
 def test_a_stream_with_an_impossible_prompt_runs_until_then_and_cancels_the_rest(prompts: list[list[int]]) -> None:
-    with Engine(tiny_model(), num_blocks=64, max_waiting=2) as engine:
+    with Engine(tiny_model(), page_size=16, num_blocks=64, max_waiting=2) as engine:
         feed = iter([*prompts[:6], [], *prompts])
         done: list[Completion] = []
         with pytest.raises(RequestError, match="no tokens"):
@@ -109,7 +109,7 @@ def test_a_stream_with_an_impossible_prompt_runs_until_then_and_cancels_the_rest
 
 
 def test_more_prompts_than_may_wait_are_fed_as_the_queue_drains(prompts: list[list[int]]) -> None:
-    with Engine(tiny_model(), num_blocks=64, max_waiting=2, max_running=2) as engine:
+    with Engine(tiny_model(), page_size=16, num_blocks=64, max_waiting=2, max_running=2) as engine:
         most = 0
         done = []
         for each in engine.generate((prompt for prompt in prompts * 2), GREEDY):
@@ -121,7 +121,7 @@ def test_more_prompts_than_may_wait_are_fed_as_the_queue_drains(prompts: list[li
 
 
 def test_generate_waits_for_the_requests_of_others_that_fill_the_queue(prompts: list[list[int]]) -> None:
-    with Engine(tiny_model(), num_blocks=64, max_waiting=1, max_running=1) as engine:
+    with Engine(tiny_model(), page_size=16, num_blocks=64, max_waiting=1, max_running=1) as engine:
         ask(engine, prompts[3:4], GREEDY)
         checked_step(engine)
         other = ask(engine, prompts[4:5], GREEDY)[0]
@@ -252,7 +252,7 @@ def test_choices_share_the_pages_of_the_prompt(engine: Engine, prompts: list[lis
 
 
 def test_choices_beyond_what_may_run_together_are_refused(prompts: list[list[int]]) -> None:
-    with Engine(tiny_model(), num_blocks=64, max_running=4) as engine:
+    with Engine(tiny_model(), page_size=16, num_blocks=64, max_running=4) as engine:
         with pytest.raises(RequestError, match="n=5 choices run together, but max_running is 4"):
             engine.submit(prompts[0], Sampling(n=5))
         assert len(list(engine.generate([prompts[0]], Sampling(n=4, max_tokens=2)))) == 4
@@ -260,7 +260,7 @@ def test_choices_beyond_what_may_run_together_are_refused(prompts: list[list[int
 
 def test_forks_to_come_count_as_running(prompts: list[list[int]]) -> None:
     """Two prompts that are computed over several steps, and become four branches each."""
-    with Engine(tiny_model(), num_blocks=64, max_running=6, max_batch_tokens=32) as engine:
+    with Engine(tiny_model(), page_size=16, num_blocks=64, max_running=6, max_batch_tokens=32) as engine:
         requests = ask(engine, [prompts[6], prompts[7]], Sampling(max_tokens=NEW, n=4))
         drive(engine)  # checks max_running after every step
         for request, prompt in zip(requests, prompts[6:8], strict=True):
@@ -270,7 +270,7 @@ def test_forks_to_come_count_as_running(prompts: list[list[int]]) -> None:
 @pytest.mark.parametrize("n", [2, 5, 9])
 def test_choices_in_a_pool_too_small_for_all_take_turns(n: int) -> None:
     prompt = sharp_prompt(random.Random(2), 60, 40)
-    with Engine(tiny_model(), num_blocks=8) as engine:
+    with Engine(tiny_model(), page_size=16, num_blocks=8) as engine:
         request = engine.submit(prompt, Sampling(max_tokens=40, n=n))
         drive(engine)
         assert [list(done.token_ids) for done in request.completions()] == [ref(prompt, 40)] * n
@@ -316,7 +316,7 @@ def test_the_models_end_token_ends_the_answer_unless_it_is_ignored(prompts: list
     end = tokens.index(tokens[7])
     model = tiny_model()
     model.generation_config.eos_token_id = [3, tokens[7]] if as_list else tokens[7]
-    with Engine(model, num_blocks=64) as engine:
+    with Engine(model, page_size=16, num_blocks=64) as engine:
         (done,) = engine.generate([prompts[5]], GREEDY)
         assert (list(done.token_ids), done.finish_reason) == (tokens[: end + 1], FinishReason.STOP)
         (done,) = engine.generate([prompts[5]], Sampling(max_tokens=NEW, ignore_eos=True))
@@ -327,7 +327,7 @@ def test_the_models_end_token_ends_the_answer_unless_it_is_ignored(prompts: list
 
 
 def test_an_answer_ends_where_the_pool_ends(prompts: list[list[int]]) -> None:
-    with Engine(tiny_model(), num_blocks=3) as engine:
+    with Engine(tiny_model(), page_size=16, num_blocks=3) as engine:
         prompt = prompts[5]  # 40 tokens; the pool holds 48, and the last token chosen needs no place
         (done,) = engine.generate([prompt], Sampling(max_tokens=100))
         assert done.finish_reason is FinishReason.LENGTH
@@ -337,13 +337,13 @@ def test_an_answer_ends_where_the_pool_ends(prompts: list[list[int]]) -> None:
 
 def test_an_answer_ends_where_the_models_context_ends() -> None:
     prompt = sharp_prompt(random.Random(3), CONTEXT - 4, 5)
-    with Engine(tiny_model(), num_blocks=64) as engine:
+    with Engine(tiny_model(), page_size=16, num_blocks=64) as engine:
         (done,) = engine.generate([prompt], Sampling(max_tokens=100))
         assert (list(done.token_ids), done.finish_reason) == (ref(prompt, 5), FinishReason.LENGTH)
 
 
 def test_max_context_limits_prompt_and_answer(prompts: list[list[int]]) -> None:
-    with Engine(tiny_model(), num_blocks=64, max_context=44) as engine:
+    with Engine(tiny_model(), page_size=16, num_blocks=64, max_context=44) as engine:
         (done,) = engine.generate([prompts[5]], Sampling(max_tokens=100))
         assert (list(done.token_ids), done.finish_reason) == (ref(prompts[5], 5), FinishReason.LENGTH)
         with pytest.raises(RequestError, match="90 tokens, but at most 44 fit"):
@@ -379,7 +379,7 @@ def test_a_prompt_that_can_never_run_is_refused_and_nothing_changes(
 
 
 def test_a_prompt_longer_than_the_pool_is_refused_with_both_numbers() -> None:
-    with Engine(tiny_model(), num_blocks=4) as engine:
+    with Engine(tiny_model(), page_size=16, num_blocks=4) as engine:
         with pytest.raises(RequestError, match=r"65 tokens, but at most 64 fit .*pool 4 blocks of 16 tokens"):
             engine.submit([1] * 65)
         (done,) = engine.generate([[1] * 64], Sampling(max_tokens=5))
@@ -396,7 +396,7 @@ def test_options_that_name_tokens_outside_the_vocabulary_are_refused(engine: Eng
 
 
 def test_a_full_queue_refuses_and_takes_requests_again_when_it_has_drained(prompts: list[list[int]]) -> None:
-    with Engine(tiny_model(), num_blocks=64, max_waiting=2, max_running=1) as engine:
+    with Engine(tiny_model(), page_size=16, num_blocks=64, max_waiting=2, max_running=1) as engine:
         first = ask(engine, prompts[:2], GREEDY)
         with pytest.raises(RequestError, match="the queue is full: 2 requests are waiting; retry later"):
             engine.submit(prompts[2], GREEDY)
@@ -430,7 +430,7 @@ def test_a_cancelled_request_gives_everything_back_at_once(
 
 
 def test_a_preempted_request_can_be_cancelled(prompts: list[list[int]]) -> None:
-    with Engine(tiny_model(), num_blocks=14) as engine:
+    with Engine(tiny_model(), page_size=16, num_blocks=14) as engine:
         requests = ask(engine, [prompts[6], prompts[6][::-1]], Sampling(max_tokens=40))
         while not engine.statistics().preemptions:
             checked_step(engine)
@@ -479,7 +479,7 @@ def test_cancelling_an_unknown_request_changes_nothing(engine: Engine) -> None:
 
 
 def test_the_higher_priority_starts_first(prompts: list[list[int]]) -> None:
-    with Engine(tiny_model(), num_blocks=64, max_running=1) as engine:
+    with Engine(tiny_model(), page_size=16, num_blocks=64, max_running=1) as engine:
         order: list[int] = []
         for number, priority in enumerate((0, 0, 3, -1, 3)):
             engine.submit(prompts[number], Sampling(max_tokens=3), priority=priority, index=number)
@@ -493,7 +493,7 @@ def test_the_higher_priority_starts_first(prompts: list[list[int]]) -> None:
 def test_the_lower_priority_is_the_one_that_is_preempted() -> None:
     generator = random.Random(4)
     prompts = [sharp_prompt(generator, 60, 60) for _ in range(2)]
-    with Engine(tiny_model(), num_blocks=10) as engine:
+    with Engine(tiny_model(), page_size=16, num_blocks=10) as engine:
         low = engine.submit(prompts[0], Sampling(max_tokens=60), priority=0)
         high = engine.submit(prompts[1], Sampling(max_tokens=60), priority=1)
         drive(engine)
@@ -517,7 +517,7 @@ def test_requests_reuse_common_prefixes_only_in_their_scope(engine: Engine, prom
 
 
 def test_without_the_prefix_cache_nothing_is_reused(prompts: list[list[int]]) -> None:
-    with Engine(tiny_model(), num_blocks=64, prefix_cache=False) as engine:
+    with Engine(tiny_model(), page_size=16, num_blocks=64, prefix_cache=False) as engine:
         for _ in range(2):
             (done,) = engine.generate([prompts[7]], GREEDY)
             assert (list(done.token_ids), done.prefix_tokens) == (ref(prompts[7], NEW), 0)
@@ -529,7 +529,7 @@ def test_a_hit_inside_the_last_page_of_a_full_pool_does_not_break_the_step(last:
     """The page that is copied on write would be the ninth of eight."""
     prompt = sharp_prompt(random.Random(5), 128, 1)
     other = [*prompt[: 128 - last], *range(last)]
-    with Engine(tiny_model(), num_blocks=8) as engine:
+    with Engine(tiny_model(), page_size=16, num_blocks=8) as engine:
         assert answers(engine, [prompt], Sampling(max_tokens=1)) == [ref(prompt, 1)]
         assert answers(engine, [other], Sampling(max_tokens=1)) == [ref(other, 1)]
         assert engine.statistics().prefix_tokens == 112
@@ -543,7 +543,7 @@ def test_the_statistics_add_up_over_finished_requests() -> None:
     """I28: prompt tokens = computed + hits, the sum over the requests is the counter, and counters never go down."""
     generator = random.Random(6)
     common = [generator.randrange(VOCABULARY) for _ in range(50)]
-    with Engine(tiny_model(), num_blocks=40, max_batch_tokens=48) as engine:
+    with Engine(tiny_model(), page_size=16, num_blocks=40, max_batch_tokens=48) as engine:
         requests = []
         for number in range(12):
             prompt = [*common, *(generator.randrange(VOCABULARY) for _ in range(20))]
@@ -580,7 +580,7 @@ def test_requests_that_never_started_count_no_prompt_tokens(engine: Engine, prom
 def test_a_request_counts_its_prompt_once_however_often_it_is_preempted() -> None:
     generator = random.Random(7)
     prompts = [sharp_prompt(generator, 60, 60) for _ in range(3)]
-    with Engine(tiny_model(), num_blocks=10) as engine:
+    with Engine(tiny_model(), page_size=16, num_blocks=10) as engine:
         requests = ask(engine, prompts, Sampling(max_tokens=60))
         drive(engine)
         statistics = engine.statistics()
@@ -591,7 +591,7 @@ def test_a_request_counts_its_prompt_once_however_often_it_is_preempted() -> Non
 
 
 def test_what_waits_and_runs_is_counted(prompts: list[list[int]]) -> None:
-    with Engine(tiny_model(), num_blocks=64, max_running=3) as engine:
+    with Engine(tiny_model(), page_size=16, num_blocks=64, max_running=3) as engine:
         ask(engine, [prompts[0], prompts[1]], Sampling(max_tokens=NEW, n=2))
         assert (engine.statistics().running, engine.statistics().waiting, engine.num_waiting) == (0, 4, 2)
         checked_step(engine)

@@ -32,7 +32,7 @@ def prompts() -> list[list[int]]:
 
 @pytest.fixture(params=[False, True], ids=["default", "deterministic"])
 def engine(request: pytest.FixtureRequest) -> Iterator[Engine]:
-    with Engine(tiny_model(), num_blocks=64, max_batch_tokens=64, deterministic=request.param) as engine:
+    with Engine(tiny_model(), page_size=16, num_blocks=64, max_batch_tokens=64, deterministic=request.param) as engine:
         yield engine
         assert_idle(engine)
 
@@ -83,7 +83,7 @@ def test_generate_passes_the_models_error_on_and_leaves_nothing_behind(
 
 
 def test_a_stream_whose_request_failed_in_anothers_step_ends_with_an_error(prompts: list[list[int]]) -> None:
-    with Engine(tiny_model(), num_blocks=64) as engine:
+    with Engine(tiny_model(), page_size=16, num_blocks=64) as engine:
         first, second = (engine.stream(prompt, GREEDY) for prompt in prompts[:2])
         got = [next(first), next(second)]
         with wrapped(engine.runner, "forward", fails_at(1)), pytest.raises(Broken):
@@ -95,7 +95,7 @@ def test_a_stream_whose_request_failed_in_anothers_step_ends_with_an_error(promp
 
 def test_out_of_memory_in_the_middle_of_a_layer_publishes_nothing(prompts: list[list[int]]) -> None:
     """The K and V of the first layers are in the pool already when the last one raises."""
-    with Engine(tiny_model(), num_blocks=64) as engine:
+    with Engine(tiny_model(), page_size=16, num_blocks=64) as engine:
         last = engine.model.model.layers[-1].mlp
         ask(engine, [prompts[3]], GREEDY)
         with wrapped(last, "forward", fails_at(1)), pytest.raises(Broken):
@@ -135,7 +135,7 @@ def test_a_row_without_a_distribution_fails_its_request_only(
 
 
 def test_a_stream_with_a_damaged_row_ends_with_an_error_event(prompts: list[list[int]]) -> None:
-    with Engine(tiny_model(), num_blocks=64) as engine:
+    with Engine(tiny_model(), page_size=16, num_blocks=64) as engine:
 
         def spoil(original: Callable[..., Any], branches: list[Any], logits: torch.Tensor) -> Any:
             return original(branches, logits * torch.nan)
@@ -171,7 +171,7 @@ def test_a_token_that_the_tokenizer_does_not_know_fails_its_request_only(prompts
     known = 500
     within = Sampling(max_tokens=NEW, logit_bias=dict.fromkeys(range(known, 512), -100.0))
     beyond = Sampling(max_tokens=NEW, logit_bias={505: 100.0}, n=2)
-    with Engine(tiny_model(), num_blocks=64, tokenizer=Numbers(known)) as engine:
+    with Engine(tiny_model(), page_size=16, num_blocks=64, tokenizer=Numbers(known)) as engine:
         good, bad = ask(engine, [prompts[1], prompts[2]], [within, beyond])
         drive(engine)
         assert good.completions()[0].finish_reason is FinishReason.LENGTH
@@ -194,7 +194,7 @@ def attention_of(model: Any) -> str:
     [
         {"num_blocks": 0},
         {"num_blocks": -1},
-        {"num_blocks": 2, "deterministic": True},
+        {"num_blocks": 1, "deterministic": True},
         {"capacity": "1B"},
         {"capacity": "nonsense"},
         {"page_size": "1B", "num_blocks": 4},
@@ -215,7 +215,7 @@ def test_an_engine_that_can_not_open_leaves_the_model_as_it_was(
         Engine(model, **options)
     assert attention_of(model) == before != NAME
     assert model.training
-    with Engine(model, num_blocks=64) as engine:  # and can be used by the next
+    with Engine(model, page_size=16, num_blocks=64) as engine:  # and can be used by the next
         assert answers(engine, prompts[:1], GREEDY) == [ref(prompts[0], NEW)]
 
 
@@ -231,7 +231,7 @@ def test_a_failure_at_any_point_of_the_set_up_leaves_the_model_as_it_was(
 
     monkeypatch.setattr(assembly, owner, fail)
     with pytest.raises(Broken):
-        Engine(model, num_blocks=64)
+        Engine(model, page_size=16, num_blocks=64)
     assert attention_of(model) == before
 
 
@@ -239,7 +239,7 @@ def test_a_failure_while_the_attention_is_replaced_restores_it(monkeypatch: pyte
     model = tiny_model().train()
     before = attention_of(model)
     with wrapped(model, "set_attn_implementation", fails_at(1)), pytest.raises(Broken):
-        Engine(model, num_blocks=64)
+        Engine(model, page_size=16, num_blocks=64)
     assert attention_of(model) == before
     assert model.training
 
@@ -249,7 +249,7 @@ def test_a_model_whose_attention_is_not_computed_here_is_refused_untouched() -> 
     model.config.model_type = "bloom"
     before = attention_of(model)
     with pytest.raises(UnsupportedModel, match="bloom"):
-        Engine(model, num_blocks=64)
+        Engine(model, page_size=16, num_blocks=64)
     assert attention_of(model) == before
 
 
@@ -264,7 +264,7 @@ def test_closing_restores_the_models_attention_and_mode(
     model = tiny_model()
     model.set_attn_implementation(attention)
     model.train(training)
-    with Engine(model, num_blocks=64) as engine:
+    with Engine(model, page_size=16, num_blocks=64) as engine:
         assert attention_of(model) == NAME
         assert not model.training
         assert answers(engine, prompts, GREEDY) == [ref(prompt, NEW) for prompt in prompts]
@@ -277,7 +277,7 @@ def test_closing_restores_the_models_attention_and_mode(
 def test_two_engines_one_after_the_other_use_the_same_model(prompts: list[list[int]]) -> None:
     model = tiny_model()
     for num_blocks in (64, 20):
-        with Engine(model, num_blocks=num_blocks) as engine:
+        with Engine(model, page_size=16, num_blocks=num_blocks) as engine:
             assert answers(engine, prompts, GREEDY) == [ref(prompt, NEW) for prompt in prompts]
     assert attention_of(model) == "sdpa"
 
@@ -285,16 +285,16 @@ def test_two_engines_one_after_the_other_use_the_same_model(prompts: list[list[i
 def test_a_model_in_use_by_one_engine_is_refused_by_another(prompts: list[list[int]]) -> None:
     """Otherwise the first to close would restore the attention under the other's feet."""
     model = tiny_model()
-    with Engine(model, num_blocks=64) as first:
+    with Engine(model, page_size=16, num_blocks=64) as first:
         with pytest.raises(ConfigError, match="in use by another engine"):
-            Engine(model, num_blocks=64)
+            Engine(model, page_size=16, num_blocks=64)
         assert answers(first, prompts, GREEDY) == [ref(prompt, NEW) for prompt in prompts]
     assert attention_of(model) == "sdpa"
 
 
 def test_a_closed_engine_ends_its_requests_and_takes_no_more(prompts: list[list[int]]) -> None:
     """Its model has its own attention again: a step would mix the sequences of a batch, without any error."""
-    engine = Engine(tiny_model(), num_blocks=64)
+    engine = Engine(tiny_model(), page_size=16, num_blocks=64)
     requests = ask(engine, prompts, GREEDY)
     iterator = engine.generate(prompts[:2], GREEDY)
     stream = engine.stream(prompts[2], GREEDY)
@@ -311,7 +311,7 @@ def test_a_closed_engine_ends_its_requests_and_takes_no_more(prompts: list[list[
 
 
 def test_generate_of_an_engine_that_was_closed_meanwhile_ends_with_cancelled_choices(prompts: list[list[int]]) -> None:
-    engine = Engine(tiny_model(), num_blocks=64)
+    engine = Engine(tiny_model(), page_size=16, num_blocks=64)
     iterator = engine.generate(prompts, [Sampling(max_tokens=1 if i == 0 else NEW) for i in range(len(prompts))])
     assert next(iterator).index == 0
     engine.close()
@@ -320,7 +320,7 @@ def test_generate_of_an_engine_that_was_closed_meanwhile_ends_with_cancelled_cho
 
 def test_an_error_inside_the_with_block_closes_the_engine(prompts: list[list[int]]) -> None:
     model = tiny_model()
-    engine = Engine(model, num_blocks=64)
+    engine = Engine(model, page_size=16, num_blocks=64)
     ask(engine, prompts, GREEDY)
     checked_step(engine)
     with pytest.raises(Broken), engine:
@@ -333,7 +333,7 @@ def test_an_error_inside_the_with_block_closes_the_engine(prompts: list[list[int
 
 
 def test_weights_are_not_changed_under_a_request_that_has_begun(prompts: list[list[int]]) -> None:
-    with Engine(tiny_model(), num_blocks=64) as engine:
+    with Engine(tiny_model(), page_size=16, num_blocks=64) as engine:
         (request,) = ask(engine, [prompts[3]], GREEDY)
         engine.weights_changed()  # it waits: nothing was computed for it
         checked_step(engine)
@@ -350,7 +350,7 @@ def test_weights_are_not_changed_under_a_request_that_has_begun(prompts: list[li
 
 def test_nothing_computed_with_other_weights_is_reused(prompts: list[list[int]]) -> None:
     model = tiny_model()
-    with Engine(model, num_blocks=64) as engine:
+    with Engine(model, page_size=16, num_blocks=64) as engine:
         assert answers(engine, prompts[3:], GREEDY) == [ref(prompts[3], NEW)]
         engine.weights_changed()  # they did not: the content keys are the same, but the pages were dropped
         (again,) = ask(engine, prompts[3:], GREEDY)
@@ -367,6 +367,6 @@ def test_nothing_computed_with_other_weights_is_reused(prompts: list[list[int]])
 
 
 def test_numpy_prompts_are_taken_as_ids(prompts: list[list[int]]) -> None:
-    with Engine(tiny_model(), num_blocks=64) as engine:
+    with Engine(tiny_model(), page_size=16, num_blocks=64) as engine:
         for prompt in (np.array(prompts[2]), torch.tensor(prompts[2]), tuple(prompts[2])):
             assert answers(engine, [prompt], GREEDY) == [ref(prompts[2], NEW)]  # type: ignore[list-item]

@@ -156,7 +156,7 @@ def test_a_windowed_model_runs_in_the_smallest_pool_that_the_engine_accepts(kind
         accepted = 0
         for num_blocks in range(1, 16):
             try:
-                engine = Engine(model_of(kind), num_blocks=num_blocks, deterministic=deterministic)
+                engine = Engine(model_of(kind), page_size=16, num_blocks=num_blocks, deterministic=deterministic)
             except ConfigError:
                 assert not accepted  # too few to run; from some number on it is accepted
                 continue
@@ -181,7 +181,7 @@ def test_a_deterministic_hit_ends_at_a_canonical_border_even_if_a_window_lost_pa
     """A hit of 144 tokens, cut to 128, needs the window's pages 6 and 7. Without 6, but with 4 and 5, it ends at 96."""
     generator = random.Random(0)
     prompt = [generator.randrange(512) for _ in range(200)]
-    with Engine(model_of("mixed"), num_blocks=100, deterministic=True) as engine:
+    with Engine(model_of("mixed"), page_size=16, num_blocks=100, deterministic=True) as engine:
         engine.runner.forward = cheap_forward  # type: ignore[method-assign]
         windowed = next(g for g, group in enumerate(engine.layout.groups) if group.window is not None)
 

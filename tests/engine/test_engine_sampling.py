@@ -18,7 +18,7 @@ def prompt() -> list[int]:
 
 
 def run_one(prompt: list[int], sampling: Sampling, **options: object) -> list[Completion]:
-    with Engine(tiny_model(), num_blocks=64, **options) as engine:
+    with Engine(tiny_model(), page_size=16, num_blocks=64, **options) as engine:
         return sorted(engine.generate([prompt], sampling), key=lambda done: done.choice)
 
 
@@ -106,7 +106,7 @@ def test_without_seeds_the_engines_seed_decides(prompt: list[int]) -> None:
     runs = [[done.token_ids for done in run_one(prompt, free, seed=seed)] for seed in (1, 1, 2)]
     assert runs[0] == runs[1] != runs[2]
     assert runs[0][0] != runs[0][1]  # choices differ
-    with Engine(tiny_model(), num_blocks=64) as engine:
+    with Engine(tiny_model(), page_size=16, num_blocks=64) as engine:
         first, second = answers(engine, [prompt, prompt], Sampling(max_tokens=NEW, temperature=1.0))
     assert first != second  # and so do requests
 
@@ -130,7 +130,7 @@ def test_seeded_answers_do_not_depend_on_batch_mates_and_preemption(num_blocks: 
         for number in range(6)
     ]
     alone = [list(run_one(prompt, own)[0].token_ids) for prompt, own in zip(prompts, each, strict=True)]
-    with Engine(tiny_model(), num_blocks=num_blocks) as engine:
+    with Engine(tiny_model(), page_size=16, num_blocks=num_blocks) as engine:
         assert answers(engine, prompts, each) == alone
         assert (engine.statistics().preemptions > 0) == (num_blocks == 14)
         assert_idle(engine)
@@ -139,7 +139,7 @@ def test_seeded_answers_do_not_depend_on_batch_mates_and_preemption(num_blocks: 
 def test_logprobs_and_text_of_a_preempted_answer_are_whole(prompt: list[int]) -> None:
     """I25: preempted at every third step."""
     (expected,) = run_one(prompt, Sampling(max_tokens=NEW, logprobs=2))
-    with Engine(tiny_model(), num_blocks=64) as engine:
+    with Engine(tiny_model(), page_size=16, num_blocks=64) as engine:
         requests = ask(engine, [prompt], Sampling(max_tokens=NEW, logprobs=2))
         drive(engine, lambda number: number % 3 == 2 and force_preemption(engine))
         (done,) = first_choices(requests)
@@ -159,7 +159,7 @@ def test_rows_with_and_without_options_share_a_batch(prompt: list[int]) -> None:
         Sampling(max_tokens=NEW, temperature=1.5, top_k=5, seed=1, presence_penalty=1.0),
         Sampling(max_tokens=NEW, logit_bias={3: 100.0}),
     ]
-    with Engine(tiny_model(), num_blocks=64) as engine:
+    with Engine(tiny_model(), page_size=16, num_blocks=64) as engine:
         found = answers(engine, prompts, each)
     assert found[0] == ref(prompts[0], NEW)
     assert found[1] != ref(prompts[1], NEW)

@@ -24,7 +24,7 @@ def answers(engine: Engine, prompts: list[list[int]]) -> list[list[int]]:
 
 
 def test_it_is_off_by_default() -> None:
-    with Engine(tiny_model(), num_blocks=8) as engine:
+    with Engine(tiny_model(), page_size=16, num_blocks=8) as engine:
         assert engine.cache.layout.dtype == "float32"
     with attach(tiny_model(), num_blocks=8) as paged:
         assert paged.cache.layout.dtype == "float32"
@@ -33,7 +33,7 @@ def test_it_is_off_by_default() -> None:
 @pytest.mark.parametrize("dtype", QUANTIZED)
 def test_hits_give_the_bytes_that_were_stored(dtype: str) -> None:
     prompt = random_tokens(random.Random(0), 70)
-    with Engine(tiny_model(), num_blocks=64, kv_dtype=dtype, debug=True) as engine:
+    with Engine(tiny_model(), page_size=16, num_blocks=64, kv_dtype=dtype, debug=True) as engine:
         assert engine.cache.layout.dtype == dtype
         answers(engine, [prompt])
         before = published_blocks(engine.cache)
@@ -49,7 +49,7 @@ def test_hits_give_the_bytes_that_were_stored(dtype: str) -> None:
 def test_answers_stay_those_of_the_exact_pool_where_the_model_is_sure(dtype: str) -> None:
     generator = random.Random(1)
     prompts = [sharp_prompt(generator, length, 8) for length in (5, 20, 37, 64)]
-    with Engine(tiny_model(), num_blocks=64, kv_dtype=dtype) as engine:
+    with Engine(tiny_model(), page_size=16, num_blocks=64, kv_dtype=dtype) as engine:
         found = answers(engine, prompts)
     first = [each[0] == ref(prompt, 8)[0] for each, prompt in zip(found, prompts, strict=True)]
     assert all(first)
@@ -82,6 +82,6 @@ def test_another_type_than_the_model_s_is_refused(dtype: str) -> None:
     with pytest.raises(ConfigError, match="kv_dtype"):
         attach(tiny_model(), num_blocks=8, kv_dtype=dtype)
     with pytest.raises(ConfigError, match="kv_dtype"):
-        Engine(tiny_model(), num_blocks=8, kv_dtype=dtype)
+        Engine(tiny_model(), page_size=16, num_blocks=8, kv_dtype=dtype)
     with attach(tiny_model(), num_blocks=8, kv_dtype="float32") as paged:
         assert paged.cache.layout.dtype == "float32"

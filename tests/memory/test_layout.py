@@ -205,7 +205,7 @@ def test_groups_hold_every_layer_once_and_groups_of_one_shape_have_equal_bytes(
 
 DIFFERENT = [
     KVLayout(2, 2, 8),
-    KVLayout(2, 2, 8, page_size=32),
+    KVLayout(2, 2, 8, page_size=64),
     KVLayout(2, 2, 8, dtype="float16"),
     KVLayout(2, 2, 8, dtype="int8"),
     KVLayout(2, 2, 8, dtype="float8_e4m3"),
