@@ -35,7 +35,7 @@ def test_the_layout_has_the_shape_and_windows_of_the_attention_modules(name: str
 def test_bytes_per_token_follow_from_layers_heads_and_dtype() -> None:
     config = LlamaConfig(num_hidden_layers=30, hidden_size=576, num_attention_heads=9, num_key_value_heads=3)
     layout = layout_for(config, dtype="bfloat16")
-    assert (layout.bytes_per_token, layout.page_size) == (30 * 3 * 2 * 64 * 2, 16)
+    assert (layout.bytes_per_token, layout.page_size) == (30 * 3 * 2 * 64 * 2, 32)
     assert layout_for(config, dtype="bfloat16", page_size="720KiB").page_size == 32
     with pytest.raises(ConfigError, match="float64"):
         layout_for(config, dtype="float64")
