@@ -99,7 +99,9 @@ def test_the_tokens_are_those_of_plain_generation(prompts: list[list[int]], name
 
 def bits(prompts: list[list[int]], path: Path) -> list[tuple[Rows, torch.Tensor]]:
     """Of every choice: the rows of logits, and K and V."""
-    with Engine(tiny_model(), page_size=16, num_blocks=400, deterministic=True, max_batch_tokens=max(64, path.chunk)) as engine:
+    with Engine(
+        tiny_model(), page_size=16, num_blocks=400, deterministic=True, max_batch_tokens=max(64, path.chunk)
+    ) as engine:
         if path.warm:
             list(engine.generate(prompts, Sampling(max_tokens=1)))
         recorder = Recorder()
