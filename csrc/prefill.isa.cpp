@@ -9,6 +9,7 @@
 // What one row gets depends on its own query and on the tiles, which are cut at fixed slots of the sequence's pages: not
 // on the other rows of its panel or item.
 #include <cstdlib>
+#include <utility>
 
 #include "attention.h"
 #include "prefill_products.h"
@@ -109,18 +110,22 @@ inline bool any(vi v) {
 #endif
 }
 
+template <int FIRST, int... I>  // lane 2i is lane FIRST + i of a, lane 2i + 1 that of b
+inline vu shuffled(vu a, vu b, std::integer_sequence<int, I...>) {
+  return __builtin_shufflevector(a, b, (FIRST + I / 2 + I % 2 * VL)...);
+}
+
 // VL x VL dwords, by log2(VL) times the perfect shuffle of the first half of the rows with the second.
 inline void transpose(const uint32_t* from, int64_t from_stride, uint32_t* to, int64_t to_stride) {
+  constexpr std::make_integer_sequence<int, VL> lanes;
   vu rows[VL], next[VL];
-  vi low, high;
-  for (int i = 0; i < VL; ++i) low[i] = i / 2 + i % 2 * VL, high[i] = VL / 2 + low[i];
   for (int i = 0; i < VL; ++i) rows[i] = load_as<vu>(from + i * from_stride);
 #pragma GCC unroll 4
   for (int round = 1; round < VL; round *= 2) {
 #pragma GCC unroll 8
     for (int i = 0; i < VL / 2; ++i) {
-      next[2 * i] = __builtin_shuffle(rows[i], rows[i + VL / 2], low);
-      next[2 * i + 1] = __builtin_shuffle(rows[i], rows[i + VL / 2], high);
+      next[2 * i] = shuffled<0>(rows[i], rows[i + VL / 2], lanes);
+      next[2 * i + 1] = shuffled<VL / 2>(rows[i], rows[i + VL / 2], lanes);
     }
 #pragma GCC unroll 16
     for (int i = 0; i < VL; ++i) rows[i] = next[i];
