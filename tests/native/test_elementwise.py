@@ -23,6 +23,7 @@ pytestmark = pytest.mark.usefixtures("isa")
 
 
 def matrix(rows: Tensor) -> Any:
+    """Borrows the memory: ``rows`` has to have a name of its own."""
     module = kvpager.native.module()
     assert module is not None
     return module.Matrix(
@@ -127,17 +128,17 @@ def test_rows_and_threads_change_no_bit(native: ModuleType, threads: Threads, dt
 def test_nan_stays_in_its_row(native: ModuleType) -> None:
     x = draw(3, 40, dtype=torch.float32)
     x[1, 7] = torch.nan
-    out, gated = torch.empty(3, 40), torch.empty(3, 20)
-    native.rms_norm(matrix(x), None, matrix(torch.ones(1, 40)), matrix(out), 1e-5)
+    weight, out, gated = torch.ones(1, 40), torch.empty(3, 40), torch.empty(3, 20)
+    native.rms_norm(matrix(x), None, matrix(weight), matrix(out), 1e-5)
     native.silu_mul(matrix(x), matrix(gated))
     assert out.isnan().any(dim=1).tolist() == [False, True, False]
     assert gated.isnan().any(dim=1).tolist() == [False, True, False]
 
 
 def test_no_rows_is_no_work(native: ModuleType) -> None:
-    nothing = torch.empty(0, 8)
-    native.rms_norm(matrix(nothing), None, matrix(torch.ones(1, 8)), matrix(nothing), 1e-5)
-    native.silu_mul(matrix(torch.empty(0, 16)), matrix(nothing))
+    nothing, weight, twice = torch.empty(0, 8), torch.ones(1, 8), torch.empty(0, 16)
+    native.rms_norm(matrix(nothing), None, matrix(weight), matrix(nothing), 1e-5)
+    native.silu_mul(matrix(twice), matrix(nothing))
 
 
 ROWS = {name: torch.zeros(2, columns) for name, columns in (("x", 8), ("wide", 16), ("odd", 3), ("half", 4))}
