@@ -117,9 +117,7 @@ class AttentionBackendContract:
     @pytest.mark.parametrize("dtype", QUANTIZED)
     @pytest.mark.parametrize("extras", [Extras(), Extras(0.7, 5.0, (1.0,) * 4)], ids=str)
     @pytest.mark.parametrize("window", [None, 6])
-    def test_a_quantized_pool_with_hits_forks_and_many_decodes(
-        self, dtype: str, extras: Extras, window: int | None
-    ) -> None:
+    def test_a_quantized_pool_when_many_decode_at_once(self, dtype: str, extras: Extras, window: int | None) -> None:
         layout = KVLayout(layers=1, kv_heads=2, head_dim=8, dtype=dtype, page_size=4, window=window)
         with self.bench(layout, 4, extras, num_blocks=200) as bench:
             seqs = [bench.cache.sequence(T(1000 * at, 1000 * at + 25)) for at in range(8)]
