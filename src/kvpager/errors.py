@@ -8,6 +8,8 @@ KVPagerError
 ├── MissingExtra         a dependency is not installed; the message names the extra
 ├── OutOfBlocks          nobody's: the pool is full; free something and retry, nothing was changed
 ├── TierError            the storage's: content is lost or late; it is recomputed
+│   ├── WrongContent         it is there, but it is not what was stored
+│   └── TierFull             no room now; nothing was lost, later stores may work
 └── InvariantError       ours: please report it; the books no longer agree
 """
 
@@ -62,6 +64,14 @@ class OutOfBlocks(KVPagerError, MemoryError):
 
 class TierError(KVPagerError):
     """Content of a tier is lost, wrong or late. Whoever asked recomputes it."""
+
+
+class WrongContent(TierError):
+    """Bytes that are not what was stored: a checksum, header or seal does not fit. Never used, never tried again."""
+
+
+class TierFull(TierError):
+    """A tier takes nothing at the moment: the device below it is full, or must not be written."""
 
 
 class InvariantError(KVPagerError, AssertionError):

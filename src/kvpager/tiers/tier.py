@@ -1,12 +1,24 @@
-"""What every level of storage offers. Knows no sequences and no policy.
+"""What every level of storage offers. Knows no sequences and no requests.
 
-Lower tiers are found by content key: full pages are immutable, so a copy under a key is right for ever. The device
-tier is found by block id; its bytes are the arena.
+Two threads meet in a lower tier, and each has its own calls:
+
+    bookkeeping thread    contains, prepare_*, complete_*, usage, check: numbers and dictionaries, never I/O, never a wait
+    worker threads        write, read: bytes of slots that were prepared; they change no book
+
+so no book needs a lock. A slot is prepared, its bytes are moved, and it is completed, always in this order; a slot that
+was prepared is completed exactly once, also if moving its bytes failed.
+
+Lower tiers are found by content key: full pages are immutable, so a copy under a key is right for ever. A failed store
+is a page that is not there; a failed load is a miss, and the tier forgets the page.
 """
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 from typing import Protocol
 
+import numpy as np
+
+from kvpager.errors import TierError
 from kvpager.types import ContentKey, TierKind
 
 
@@ -24,6 +36,94 @@ class TierUsage:
     moving: int
 
 
+@dataclass(frozen=True, slots=True)
+class Page:
+    """A page as the tiers know it. ``parent``: the key of the page before it; leaves are dropped before their parents.
+
+    With several layer groups each group's block of a page has a key of its own (prefix/hashing.py, ``block_key``).
+    """
+
+    key: ContentKey
+    parent: ContentKey
+
+
+@dataclass(slots=True)
+class Slot:
+    """One end of a transfer: where a tier keeps the bytes of one page.
+
+    ``index``: block or slot number, the tier's own. ``memory``: uint8 [page_bytes], the bytes themselves, where a
+    processor can reach them; None where they are moved by ``write`` and ``read``. ``checksum``: CRC-64 of the page's
+    bytes, where it is known. ``place``: whatever else the tier needs to find it again.
+    """
+
+    key: ContentKey
+    index: int
+    memory: np.ndarray | None = None
+    checksum: int | None = None
+    place: object = None
+
+
+class PageSource(Protocol):
+    """Where transfers come from: the device or a lower tier. One call of a worker thread moves a batch."""
+
+    kind: TierKind
+    name: str
+    page_bytes: int
+
+    def read(self, slots: Sequence[Slot], into: Sequence[np.ndarray]) -> "list[int | TierError]":
+        """Fills ``into[i]`` with page ``slots[i]`` and returns its checksum, or why it can't be had.
+
+        REQUIRES: each slot was prepared for loading. What a failed read left in ``into`` is undefined.
+        """
+        ...
+
+
+class PageTarget(Protocol):
+    """Where transfers go."""
+
+    kind: TierKind
+    name: str
+    page_bytes: int
+
+    def write(self, slots: Sequence[Slot], pages: Sequence[np.ndarray]) -> "list[TierError | None]":
+        """Stores ``pages[i]`` in ``slots[i]``. Where a slot has a checksum, the bytes must have it. Errors, or None.
+
+        REQUIRES: each slot was prepared for storing and has no ``memory``.
+        """
+        ...
+
+
+@dataclass(slots=True)
+class TransferCounts:
+    """Transfers in one direction since the tier was opened. ``seconds``: as long as workers were at it, summed up."""
+
+    pages: int = 0
+    bytes: int = 0
+    seconds: float = 0.0
+    failed: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class TierStatistics:
+    """What a lower tier shows of itself.
+
+    ``state``: "ok", or what is wrong and since when it is not used. ``hits``: pages that were asked for and found.
+    ``quarantined``: pages whose bytes were wrong; they are misses for ever. ``evicted``: dropped by the policy.
+    ``refused``: stores that found no room or a tier that takes none.
+    """
+
+    name: str
+    state: str
+    usage: TierUsage
+    pages: int
+    stored: TransferCounts
+    loaded: TransferCounts
+    evicted: int = 0
+    refused: int = 0
+    quarantined: int = 0
+    failures: dict[str, int] = field(default_factory=dict)
+
+
 class Tier(Protocol):
     """A level of storage that counts what it holds."""
 
@@ -36,17 +136,67 @@ class Tier(Protocol):
         ...
 
 
-class LowerTier(Tier, Protocol):
-    """Storage below the device. A failed store is a page that is not there; a failed load is a miss."""
+class LowerTier(Tier, PageSource, PageTarget, Protocol):
+    """Storage below the device."""
 
-    def contains(self, key: ContentKey) -> bool:
-        """Whether the page was wholly stored. Does not touch the bytes."""
+    is_persistent: bool  # outlives the process
+    load_threads: int  # workers that may read at once
+    store_threads: int
+
+    def contains(self, key: ContentKey) -> bool | None:
+        """Whether the page is there, as far as the books know; None: somebody would have to ask (``probe``)."""
         ...
 
-    def store(self, key: ContentKey, page: memoryview) -> None:
-        """Keeps a copy of one page. Raises TierError and keeps nothing of it if it can't."""
+    def probe(self, keys: Sequence[ContentKey]) -> "list[bool]":
+        """Worker thread: asks for the keys of which ``contains`` says None. Raises TierError. Changes no book."""
         ...
 
-    def load(self, key: ContentKey, into: memoryview) -> None:
-        """Fills ``into`` with the page stored under ``key``. Raises TierError if it is gone or its checksum fails."""
+    def learn(self, keys: Sequence[ContentKey], found: "Sequence[bool]") -> None:
+        """Bookkeeping thread: what ``probe`` found out."""
+        ...
+
+    def prepare_store(self, page: Page) -> Slot | None:
+        """Room for one page, if need be by dropping others. None if it is known already, or there is no room now."""
+        ...
+
+    def complete_store(self, slot: Slot, error: TierError | None) -> None:
+        """The page is there from now on; or its slot is given back and it never was."""
+        ...
+
+    def prepare_load(self, key: ContentKey) -> Slot | None:
+        """The slot of a page, which stays until the load is completed. None if it is not there, or must not be read."""
+        ...
+
+    def complete_load(self, slot: Slot, error: TierError | None) -> None:
+        """The slot may be dropped again. With an error the page is forgotten: it will not be tried again."""
+        ...
+
+    def touch(self, keys: Sequence[ContentKey]) -> None:
+        """These pages were used, so others go before them."""
+        ...
+
+    def victims(self, count: int) -> list[Page]:
+        """Pages that will be dropped next, the first to go first: who wants to keep them writes them further down."""
+        ...
+
+    def forget(self, keys: Sequence[ContentKey]) -> None:
+        """Drops pages that are there; those being moved go when they are completed."""
+        ...
+
+    def clear(self) -> int:
+        """Drops every page that is not being moved; returns how many."""
+        ...
+
+    def tick(self) -> None:
+        """Once a step: time has passed."""
+        ...
+
+    def blame(self, reason: str) -> None:
+        """A transfer did not come back in time: counts against the tier's health. The slot is completed when it does."""
+        ...
+
+    def statistics(self) -> TierStatistics: ...
+
+    def close(self) -> None:
+        """Makes durable what is meant to last. REQUIRES: nothing is being moved. May wait for I/O."""
         ...

@@ -1,0 +1,162 @@
+"""The host tier: copies of pages in ordinary memory. On CUDA the memory is pinned; on CPU huge pages are advised."""
+
+from collections.abc import Sequence
+from time import perf_counter
+
+import numpy as np
+
+from kvpager.checksum import copy_checksum
+from kvpager.errors import ConfigError, TierError, WrongContent
+from kvpager.eviction.policy import EvictionPolicy
+from kvpager.memory.arena import HostArena
+from kvpager.tiers.slot_book import SlotBook
+from kvpager.tiers.tier import Page, Slot, TierStatistics, TierUsage, TransferCounts
+from kvpager.types import ContentKey, TierKind
+
+_HUGE_PAGE = 2 << 20  # memory is taken in these steps
+
+
+class HostStore:
+    """``num_slots`` pages of ``page_bytes``. ``policy`` says which goes first."""
+
+    kind = TierKind.HOST
+    name = "host"
+    is_persistent = False
+    load_threads = store_threads = 1  # a copy by one thread takes most of what memory gives
+
+    def __init__(self, page_bytes: int, num_slots: int, policy: EvictionPolicy) -> None:
+        self.page_bytes = page_bytes
+        self._arena = HostArena(num_slots, page_bytes)
+        self._book = SlotBook(num_slots, policy)
+        self._checksums = [0] * num_slots
+        self._touched = 0  # slots ever written: their memory is held until the tier is closed
+        self._stored, self._loaded = TransferCounts(), TransferCounts()
+        self._refused = self._quarantined = 0
+
+    @staticmethod
+    def slots_in(capacity_bytes: int, page_bytes: int) -> int:
+        """How many pages fit, the rounding to huge pages included. Raises ConfigError where none does."""
+        slots = capacity_bytes // _HUGE_PAGE * _HUGE_PAGE // page_bytes
+        if slots < 1:
+            raise ConfigError(
+                f"a host tier of {capacity_bytes} bytes holds no page of {page_bytes} bytes; ask for at least "
+                f"{_rounded(page_bytes)}"
+            )
+        return slots
+
+    # -- bookkeeping --------------------------------------------------------------------------------------------
+
+    def contains(self, key: ContentKey) -> bool | None:
+        return self._book.contains(key)
+
+    def probe(self, keys: Sequence[ContentKey]) -> list[bool]:
+        return [self._book.contains(key) for key in keys]
+
+    def learn(self, keys: Sequence[ContentKey], found: Sequence[bool]) -> None:
+        pass
+
+    def prepare_store(self, page: Page) -> Slot | None:
+        index = self._book.prepare_store(page)
+        if index is None:
+            self._refused += not self._book.is_known(page.key)
+            return None
+        self._touched = max(self._touched, index + 1)
+        return Slot(page.key, index, self._arena.blocks[index])
+
+    def complete_store(self, slot: Slot, error: TierError | None) -> None:
+        self._book.complete_store(slot.index, succeeded=error is None)
+        if error is not None:
+            self._stored.failed += 1
+            return
+        assert slot.checksum is not None
+        self._checksums[slot.index] = slot.checksum
+        self._stored.pages += 1
+        self._stored.bytes += self.page_bytes
+
+    def prepare_load(self, key: ContentKey) -> Slot | None:
+        index = self._book.prepare_load(key)
+        if index is None:
+            return None
+        return Slot(key, index, self._arena.blocks[index], self._checksums[index])
+
+    def complete_load(self, slot: Slot, error: TierError | None) -> None:
+        if error is None:
+            self._loaded.pages += 1
+            self._loaded.bytes += self.page_bytes
+        else:
+            self._loaded.failed += 1
+            self._quarantined += isinstance(error, WrongContent)
+            self._book.forget([slot.key])
+        self._book.complete_load(slot.index)
+
+    def touch(self, keys: Sequence[ContentKey]) -> None:
+        self._book.touch(keys)
+
+    def victims(self, count: int) -> list[Page]:
+        return [self._book.page(slot) for slot in self._book.victims(count)]
+
+    def forget(self, keys: Sequence[ContentKey]) -> None:
+        self._book.forget(keys)
+
+    def clear(self) -> int:
+        return len(self._book.forget(self._book.keys()))
+
+    def tick(self) -> None:
+        pass
+
+    def blame(self, reason: str) -> None:
+        pass  # memory answers
+
+    # -- bytes, in worker threads -------------------------------------------------------------------------------
+
+    def read(self, slots: Sequence[Slot], into: Sequence[np.ndarray]) -> list[int | TierError]:
+        begin = perf_counter()
+        found: list[int | TierError] = []
+        for slot, target in zip(slots, into, strict=True):
+            assert slot.memory is not None
+            checksum = copy_checksum(target, slot.memory)
+            wrong = checksum != slot.checksum
+            found.append(WrongContent(f"host slot {slot.index} is not what was stored in it") if wrong else checksum)
+        self._loaded.seconds += perf_counter() - begin
+        return found
+
+    def write(self, slots: Sequence[Slot], pages: Sequence[np.ndarray]) -> list[TierError | None]:
+        raise NotImplementedError("host slots have memory: it is written by whoever reads into it")
+
+    # -- what it shows ------------------------------------------------------------------------------------------
+
+    def usage(self) -> TierUsage:
+        book = self._book
+        return TierUsage(
+            kind=self.kind,
+            capacity_bytes=_rounded(book.num_slots * self.page_bytes),
+            used_bytes=_rounded(self._touched * self.page_bytes),
+            blocks=book.num_slots,
+            free=book.num_free,
+            used=0,
+            cached=book.num_slots - book.num_free - book.num_moving,
+            moving=book.num_moving,
+        )
+
+    def statistics(self) -> TierStatistics:
+        return TierStatistics(
+            name=self.name,
+            state="ok",
+            usage=self.usage(),
+            pages=self._book.num_pages,
+            stored=self._stored,
+            loaded=self._loaded,
+            evicted=self._book.evicted,
+            refused=self._refused,
+            quarantined=self._quarantined,
+        )
+
+    def check(self) -> None:
+        self._book.check()
+
+    def close(self) -> None:
+        pass
+
+
+def _rounded(size: int) -> int:
+    return -(-size // _HUGE_PAGE) * _HUGE_PAGE

@@ -1,0 +1,422 @@
+"""Transfers of pages between the device and the tiers below it. Knows keys and slots; no tokens, no prefix index.
+
+    device --demote--> host --demote--> disk --demote--> remote         one transfer is one page, from a slot that is
+       ^                |                 |                 |           held at its source to one that is reserved at
+       +-----load-------+-----load--------+------load-------+           its target
+
+A transfer has three moments, and what a reader may see follows from them:
+
+    prepare    bookkeeping thread: both ends are held; the page can be found where it was found before
+    move       worker thread: bytes only (``_Move``)
+    complete   bookkeeping thread, at the border of a step (``collect``): the page is found at its target, or never was
+               there; both ends are let go
+
+A demoted page keeps its block, which is clean from then on. Nothing here waits for I/O but ``wait`` and ``close``, and
+what they waited is counted. Limits on the bytes that move keep the pool reclaimable and the queues short: a demotion
+that finds no room in them is refused, not queued, and asked for again when its page is about to be dropped.
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from enum import Enum
+
+from kvpager.errors import InvariantError, TierError
+from kvpager.tiers.device import DevicePages
+from kvpager.tiers.move import Move, Transfer
+from kvpager.tiers.mover import Mover, run_job
+from kvpager.tiers.tier import LowerTier, Page, Slot
+from kvpager.types import Clock, ContentKey, TierKind
+
+_CLEAN_SHARE = 16  # one slot in so many is kept free or clean ahead of need
+_BATCH_BYTES = 8 << 20  # moved by one job: large enough for few system calls, small enough that a load starts soon
+
+
+class WriteBack(Enum):
+    """When a page is copied to the next tier. THROUGH: as soon as it is full. BACK: when it is about to be dropped.
+    SELECTIVE: when it is used a second time, or else when it is about to be dropped while there is time."""
+
+    THROUGH = "through"
+    BACK = "back"
+    SELECTIVE = "selective"
+
+
+@dataclass(slots=True)
+class Load:
+    """Pages on their way up, page i into ``blocks[i]`` from ``tiers[i]``; ``errors[i]`` says why it did not come."""
+
+    pages: list[Page]
+    blocks: list[int]
+    tiers: list[TierKind]
+    begun: float
+    deadline: float
+    errors: list[TierError | None]
+    num_open: int
+    ended: float | None = None
+    is_late: bool = False
+
+    @property
+    def is_done(self) -> bool:
+        """Whether no worker can touch the blocks any more."""
+        return self.num_open == 0
+
+
+@dataclass(slots=True)
+class Probe:
+    """A question to a tier that has to ask somebody else which pages it has."""
+
+    tier: LowerTier
+    keys: list[ContentKey]
+    deadline: float
+    is_done: bool = False
+    found: list[bool] = field(default_factory=list)
+    error: BaseException | None = None
+
+    def run(self) -> None:
+        self.found = self.tier.probe(self.keys)
+
+
+@dataclass(frozen=True, slots=True)
+class MigrationStatistics:
+    """``moving_bytes``: under way now. ``refused``: demotions that found queues or tiers full. ``lost``: pages dropped
+    from a tier that no other had. ``late``: loads that missed their deadline. Waits are of the bookkeeping thread:
+    ``io_wait_seconds`` while there was work for it, ``idle_seconds`` while there was none."""
+
+    moving_bytes: int
+    queued_jobs: int
+    refused: int
+    late: int
+    io_wait_seconds: float
+    idle_seconds: float
+
+
+class Migration:
+    """``max_moving_bytes``: of demotions and of loads under way, each. ``load_deadline``: seconds, None for no limit."""
+
+    def __init__(
+        self,
+        device: DevicePages,
+        tiers: Sequence[LowerTier],
+        mover: Mover,
+        clock: Clock,
+        *,
+        write_back: WriteBack,
+        max_moving_bytes: int,
+        load_deadline: float | None,
+    ) -> None:
+        self.tiers = tuple(tiers)
+        self.write_back = write_back
+        self._device = device
+        self._mover = mover
+        self._clock = clock
+        self._max_moving_bytes = max_moving_bytes
+        self._load_deadline = load_deadline
+        self._demoting_bytes = self._loading_bytes = 0
+        self._loads: list[Load] = []
+        self._probes: list[Probe] = []
+        self._open: dict[int, Move] = {}  # by id
+        self._refused = self._late = 0
+        self._io_wait_seconds = self._idle_seconds = 0.0
+
+    # -- questions ----------------------------------------------------------------------------------------------
+
+    def find(self, key: ContentKey) -> LowerTier | None:
+        """The nearest tier that has a page."""
+        for tier in self.tiers:
+            if tier.contains(key):
+                return tier
+        return None
+
+    def unknown(self, keys: Sequence[ContentKey]) -> tuple[LowerTier, list[ContentKey]] | None:
+        """A tier that would have to be asked about some of these keys, which no tier is known to have."""
+        for tier in self.tiers:
+            asked = [key for key in keys if tier.contains(key) is None and self.find(key) is None]
+            if asked:
+                return tier, asked
+        return None
+
+    @property
+    def has_room_for_load(self) -> bool:
+        return self._loading_bytes < self._max_moving_bytes
+
+    @property
+    def num_open(self) -> int:
+        """Jobs under way."""
+        return self._mover.num_open
+
+    def held_blocks(self) -> list[int]:
+        """Blocks that demotions hold, one entry for each."""
+        moves = [move for move in self._open.values() if move.source is self._device]
+        return [transfer.source.index for move in moves for transfer in move.transfers]
+
+    def statistics(self) -> MigrationStatistics:
+        return MigrationStatistics(
+            moving_bytes=self._demoting_bytes + self._loading_bytes,
+            queued_jobs=self._mover.num_open,
+            refused=self._refused,
+            late=self._late,
+            io_wait_seconds=self._io_wait_seconds,
+            idle_seconds=self._idle_seconds,
+        )
+
+    # -- down ---------------------------------------------------------------------------------------------------
+
+    def demote(self, pages: Iterable[tuple[Page, int]]) -> list[int]:
+        """Begins to copy pages from their blocks to the nearest tier that takes them; returns the blocks accepted.
+
+        Pages that a tier has, or is getting, are left out, and so is what exceeds the limit.
+        """
+        batches: dict[int, list[Transfer]] = {}
+        accepted = []
+        for page, block in pages:
+            if self.find(page.key) is not None:
+                continue
+            place = self._room(page, 0)
+            if place is None:
+                continue
+            at, target = place
+            source = self._device.hold(block, page.key)
+            batches.setdefault(at, []).append(Transfer(page, source, target))
+            accepted.append(block)
+        for at, transfers in batches.items():
+            self._submit(self._device, self.tiers[at], transfers)
+        return accepted
+
+    def rescue(self, page: Page, block: int) -> bool:
+        """Copies a page now, in this thread, into a tier that is memory, so that its block can be given away at once."""
+        for tier in self.tiers:
+            if tier.kind is not TierKind.HOST:
+                continue
+            slot = tier.prepare_store(page)
+            if slot is None:
+                continue
+            move = Move(self._device, tier, [Transfer(page, self._device.hold(block, page.key), slot)])
+            self._run_now(move)
+            return move.transfers[0].error is None
+        return False
+
+    def _room(self, page: Page, first: int) -> tuple[int, Slot] | None:
+        """A slot in the nearest tier from ``first`` on that has room; None where a tier is getting the page already."""
+        if self._demoting_bytes >= self._max_moving_bytes:
+            self._refused += 1
+            return None
+        for at in range(first, len(self.tiers)):
+            slot = self.tiers[at].prepare_store(page)
+            if slot is not None:
+                self._demoting_bytes += self._device.page_bytes
+                return at, slot
+        self._refused += 1
+        return None
+
+    def _pass_on(self, at: int, pages: Iterable[Page]) -> None:
+        """Begins to copy pages that tier ``at`` has to the next one."""
+        if at + 1 >= len(self.tiers):
+            return
+        source, batches = self.tiers[at], dict[int, list[Transfer]]()
+        for page in pages:
+            if any(tier.contains(page.key) for tier in self.tiers[at + 1 :]):
+                continue
+            held = source.prepare_load(page.key)
+            if held is None:
+                continue
+            place = self._room(page, at + 1)
+            if place is None:
+                source.complete_load(held, None)
+                continue
+            batches.setdefault(place[0], []).append(Transfer(page, held, place[1]))
+        for below, transfers in batches.items():
+            self._submit(source, self.tiers[below], transfers)
+
+    # -- up -----------------------------------------------------------------------------------------------------
+
+    def load(self, pages: Sequence[Page], blocks: Sequence[int]) -> Load:
+        """Begins to fill blocks with pages. REQUIRES: the caller holds the blocks until the load is done."""
+        now = self._clock()
+        deadline = float("inf") if self._load_deadline is None else now + self._load_deadline
+        load = Load(list(pages), list(blocks), [], now, deadline, [None] * len(pages), len(pages))
+        batches: dict[TierKind, list[Transfer]] = {}
+        for place, (page, block) in enumerate(zip(pages, blocks, strict=True)):
+            tier = self.find(page.key)
+            source = None if tier is None else tier.prepare_load(page.key)
+            load.tiers.append(TierKind.NONE if tier is None else tier.kind)
+            if tier is None or source is None:
+                load.errors[place] = TierError("the page is not there any more")
+                load.num_open -= 1
+                continue
+            target = self._device.landing(block, page.key)
+            batches.setdefault(tier.kind, []).append(Transfer(page, source, target, load, place))
+        self._loading_bytes += load.num_open * self._device.page_bytes
+        self._loads.append(load)
+        for tier in self.tiers:
+            if tier.kind in batches:
+                self._submit(tier, self._device, batches[tier.kind])
+        return load
+
+    def probe(self, tier: LowerTier, keys: Sequence[ContentKey]) -> Probe:
+        """Asks a tier about keys it does not know; the answer is in its books once the probe is done."""
+        deadline = float("inf") if self._load_deadline is None else self._clock() + self._load_deadline
+        probe = Probe(tier, list(keys), deadline)
+        self._probes.append(probe)
+        self._mover.submit(f"{tier.name} load", probe)
+        return probe
+
+    # -- the border of a step -----------------------------------------------------------------------------------
+
+    def collect(self) -> None:
+        """Completes what has ended. Waits for nothing."""
+        self._complete(self._mover.collect())
+
+    def wait(self, timeout: float, *, idle: bool = False) -> None:
+        """Waits up to ``timeout`` seconds for something to end, and completes it."""
+        begin = self._clock()
+        jobs = self._mover.collect(timeout)
+        if idle:
+            self._idle_seconds += self._clock() - begin
+        else:
+            self._io_wait_seconds += self._clock() - begin
+        self._complete(jobs)
+
+    def _complete(self, jobs: Iterable[object]) -> None:
+        for job in jobs:
+            if isinstance(job, Probe):
+                self._complete_probe(job)
+            elif isinstance(job, Move):
+                self._complete_move(job)
+        now = self._clock()
+        for load in self._loads:
+            if now > load.deadline and not load.is_late and not load.is_done:
+                self._blame_late(load)
+        for probe in self._probes:
+            if now > probe.deadline:
+                probe.is_done = True
+                probe.tier.blame("a question was not answered in time")
+                probe.tier.learn(probe.keys, [False] * len(probe.keys))
+        self._loads = [load for load in self._loads if not load.is_done]
+        self._probes = [probe for probe in self._probes if not probe.is_done]
+        for at, tier in enumerate(self.tiers):
+            tier.tick()
+            if self.write_back is not WriteBack.THROUGH and at + 1 < len(self.tiers):
+                self._clean_ahead(at, tier)
+
+    def _clean_ahead(self, at: int, tier: LowerTier) -> None:
+        """Pages that the tier will soon drop are copied further down while there is time."""
+        usage = tier.usage()
+        low = max(1, usage.blocks // _CLEAN_SHARE)
+        if usage.free < low and self._demoting_bytes < self._max_moving_bytes:
+            self._pass_on(at, tier.victims(low))
+
+    def _complete_probe(self, probe: Probe) -> None:
+        if probe.is_done:
+            return  # too late: its tier was told so
+        probe.is_done = True
+        if probe.error is not None:
+            probe.tier.blame(f"a question failed: {probe.error}")
+            probe.found = [False] * len(probe.keys)
+        probe.tier.learn(probe.keys, probe.found)
+
+    def _blame_late(self, load: Load) -> None:
+        load.is_late = True
+        self._late += 1
+        for tier in self.tiers:
+            if any(move.source is tier and move.has_load(load) for move in self._open.values()):
+                tier.blame("a load did not come back in time")
+
+    def _complete_move(self, move: Move) -> None:
+        del self._open[id(move)]
+        move.spread_error()
+        arrived = []
+        for transfer in move.transfers:
+            if transfer.load is not None:
+                self._complete_load(move, transfer)
+            else:
+                self._complete_demotion(move, transfer)
+                if transfer.error is None:
+                    arrived.append(transfer.page)
+        if self.write_back is WriteBack.THROUGH and arrived:
+            self._pass_on(self._place(move.target), arrived)
+
+    def _complete_load(self, move: Move, transfer: Transfer) -> None:
+        load, source = transfer.load, self.tiers[self._place(move.source)]
+        assert load is not None
+        self._loading_bytes -= self._device.page_bytes
+        source.complete_load(transfer.source, transfer.error)
+        if transfer.error is None:
+            source.touch([transfer.page.key])
+        load.errors[transfer.place] = transfer.error
+        load.num_open -= 1
+        if load.is_done:
+            load.ended = self._clock()
+
+    def _complete_demotion(self, move: Move, transfer: Transfer) -> None:
+        self._demoting_bytes -= self._device.page_bytes
+        self.tiers[self._place(move.target)].complete_store(transfer.target, transfer.error)
+        if move.source is self._device:
+            self._device.let_go(transfer.source)
+        else:
+            fault = transfer.error if transfer.is_fault_of_source else None
+            self.tiers[self._place(move.source)].complete_load(transfer.source, fault)
+
+    # -- inside -------------------------------------------------------------------------------------------------
+
+    def _place(self, tier: object) -> int:
+        return next(at for at, each in enumerate(self.tiers) if each is tier)
+
+    def _submit(self, source: DevicePages | LowerTier, target: DevicePages | LowerTier, transfers: list[Transfer]) -> None:
+        lane = f"{source.name} load" if target is self._device else f"{target.name} store"
+        size = max(1, _BATCH_BYTES // self._device.page_bytes)
+        for at in range(0, len(transfers), size):
+            move = Move(source, target, transfers[at : at + size])
+            self._open[id(move)] = move
+            self._mover.submit(lane, move)
+
+    def _run_now(self, move: Move) -> None:
+        self._demoting_bytes += self._device.page_bytes
+        self._open[id(move)] = move
+        run_job(move)
+        self._complete_move(move)
+
+    # -- the end ------------------------------------------------------------------------------------------------
+
+    def drain(self, seconds: float) -> bool:
+        """Waits until nothing moves any more, at most ``seconds``. Whether that was reached."""
+        stop_at = self._clock() + seconds
+        while self._mover.num_open and self._clock() < stop_at:
+            self.wait(min(0.1, seconds))
+        return self._mover.num_open == 0
+
+    def flush(self, seconds: float) -> None:
+        """Copies what only passing tiers have to one that outlives the process, as far as there is room and time."""
+        stop_at = self._clock() + seconds
+        for at, tier in enumerate(self.tiers):
+            if not tier.is_persistent:
+                pages = tier.victims(tier.usage().blocks)  # leaves only, so: again, until nothing is left to pass on
+                while pages and self._clock() < stop_at:
+                    self._pass_on(at, pages)
+                    self.drain(stop_at - self._clock())
+                    pages = []
+
+    def close(self, seconds: float) -> None:
+        """Ends the threads and closes the tiers. What still moves after ``seconds`` is abandoned."""
+        self.drain(seconds)
+        self._mover.close(seconds)
+        for tier in self.tiers:
+            tier.close()
+
+    def check(self) -> None:
+        """Raises InvariantError unless the bytes counted as moving are those of the open transfers (I18, I19)."""
+        loading = demoting = 0
+        keys = set()
+        for move in self._open.values():
+            for transfer in move.transfers:
+                way = (transfer.page.key, move.target.name)
+                if way in keys and transfer.load is None:
+                    raise InvariantError("I18: one page moves to one tier twice")
+                keys.add(way)
+            size = len(move.transfers) * self._device.page_bytes
+            if move.target is self._device:
+                loading += size
+            else:
+                demoting += size
+        if (loading, demoting) != (self._loading_bytes, self._demoting_bytes):
+            raise InvariantError("I19: the bytes that move are counted wrong")
+        for tier in self.tiers:
+            tier.check()

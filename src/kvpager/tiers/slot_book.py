@@ -1,0 +1,194 @@
+"""Which page is in which slot of a tier, and which goes first. Numbers only; moves no bytes, knows no files.
+
+    FREE --prepare_store--> WRITING --complete_store--> CACHED --prepare_load--> READING (by one or more transfers)
+      ^                        | failed                   |  ^                      | the last one completed
+      +------------------------+---- evict, forget -------+  +----------------------+
+
+A page that is forgotten while it is read can't be found from then on; its slot becomes free when the last transfer is
+completed. Being read does not change a page's rank, ``touch`` does. Leaves go before their parents: a page that another
+page in this tier hangs under is not dropped.
+"""
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+
+import numpy as np
+
+from kvpager.errors import InvariantError
+from kvpager.eviction.policy import EvictionPolicy
+from kvpager.tiers.tier import Page
+from kvpager.types import ContentKey
+
+
+class SlotBook:
+    """``num_slots`` slots, numbered from 0. ``policy`` orders the slots that could be dropped."""
+
+    def __init__(self, num_slots: int, policy: EvictionPolicy) -> None:
+        self._policy = policy
+        self._free = list(range(num_slots - 1, -1, -1))  # a stack; low numbers are given out first
+        self._page_of: dict[int, Page] = {}  # slots that are written or being written
+        self._slot_of: dict[ContentKey, int] = {}
+        self._writing: set[int] = set()
+        self._readers: Counter[int] = Counter()
+        self._doomed: set[int] = set()  # being read, forgotten: free when the last reader has gone
+        self._children: Counter[ContentKey] = Counter()
+        self.num_slots = num_slots
+        self.evicted = 0
+
+    # -- questions ----------------------------------------------------------------------------------------------
+
+    @property
+    def num_free(self) -> int:
+        return len(self._free)
+
+    @property
+    def num_pages(self) -> int:
+        """Pages that can be found."""
+        return len(self._slot_of) - len(self._writing)
+
+    @property
+    def num_moving(self) -> int:
+        """Slots that a transfer holds."""
+        return len(self._writing) + len(self._readers)
+
+    def contains(self, key: ContentKey) -> bool:
+        slot = self._slot_of.get(key)
+        return slot is not None and slot not in self._writing
+
+    def is_known(self, key: ContentKey) -> bool:
+        """There, or on its way."""
+        return key in self._slot_of
+
+    def page(self, slot: int) -> Page:
+        return self._page_of[slot]
+
+    def keys(self) -> list[ContentKey]:
+        return [key for key, slot in self._slot_of.items() if slot not in self._writing]
+
+    # -- changes ------------------------------------------------------------------------------------------------
+
+    def prepare_store(self, page: Page) -> int | None:
+        """A slot for a page that is not known; drops another page if there is no free one. None: no room."""
+        if page.key in self._slot_of or (not self._free and self._evict(page.parent) == 0):
+            return None
+        slot = self._free.pop()
+        self._enter(slot, page)
+        self._writing.add(slot)
+        return slot
+
+    def complete_store(self, slot: int, succeeded: bool) -> None:
+        self._writing.remove(slot)
+        if succeeded:
+            self._policy.add(np.array([slot], np.int32))
+        else:
+            self._leave(slot)
+            self._free.append(slot)
+
+    def adopt(self, slot: int, page: Page) -> None:
+        """A slot that was found written, at start. The first adopted is the first to go. REQUIRES: free, unknown key."""
+        self._free.remove(slot)
+        self._enter(slot, page)
+        self._policy.add(np.array([slot], np.int32))
+
+    def adopt_all(self, slots: Sequence[int], pages: Sequence[Page]) -> None:
+        """``adopt`` of many, which costs no search for each."""
+        taken = set(slots)
+        self._free = [slot for slot in self._free if slot not in taken]
+        for slot, page in zip(slots, pages, strict=True):
+            self._enter(slot, page)
+        self._policy.add(np.array(slots, np.int32))
+
+    def prepare_load(self, key: ContentKey) -> int | None:
+        slot = self._slot_of.get(key)
+        if slot is None or slot in self._writing:
+            return None
+        self._readers[slot] += 1
+        return slot
+
+    def complete_load(self, slot: int) -> None:
+        self._readers[slot] -= 1
+        if self._readers[slot]:
+            return
+        del self._readers[slot]
+        if slot in self._doomed:
+            self._doomed.remove(slot)
+            self._free.append(slot)
+
+    def touch(self, keys: Iterable[ContentKey]) -> None:
+        """These pages were used: the last of them is the last to go."""
+        used = [slot for key in keys if (slot := self._slot_of.get(key)) is not None and slot not in self._writing]
+        slots = np.array(list(dict.fromkeys(used)), np.int32)
+        self._policy.remove(slots)
+        self._policy.add(slots)
+
+    def forget(self, keys: Iterable[ContentKey]) -> list[int]:
+        """Drops pages; returns their slots, those being read included. Pages being written stay."""
+        dropped = []
+        for key in keys:
+            slot = self._slot_of.get(key)
+            if slot is None or slot in self._writing:
+                continue
+            self._leave(slot)
+            self._policy.remove(np.array([slot], np.int32))
+            dropped.append(slot)
+            if slot in self._readers:
+                self._doomed.add(slot)
+            else:
+                self._free.append(slot)
+        return dropped
+
+    def victims(self, count: int) -> list[int]:
+        """Up to ``count`` slots that could be dropped, the first to go first, leaves before their parents."""
+        look_ahead = count
+        while True:
+            offered = self._policy.victims(look_ahead).tolist()
+            found = [slot for slot in offered if slot not in self._readers and self._is_leaf(slot)]
+            if len(found) >= count or len(offered) < look_ahead:
+                return found[:count]
+            look_ahead *= 2
+
+    def grow(self, num_slots: int) -> None:
+        self._free[:0] = range(num_slots - 1, self.num_slots - 1, -1)
+        self.num_slots = num_slots
+        self._policy.resize(num_slots)
+
+    # -- inside -------------------------------------------------------------------------------------------------
+
+    def _is_leaf(self, slot: int) -> bool:
+        return self._page_of[slot].key not in self._children
+
+    def _evict(self, keep: ContentKey) -> int:
+        """Drops one page, but not ``keep``, under which the new one will hang. Returns how many."""
+        for slot in self.victims(2):
+            page = self._page_of[slot]
+            if page.key != keep:
+                self.evicted += 1
+                return len(self.forget([page.key]))
+        return 0
+
+    def _enter(self, slot: int, page: Page) -> None:
+        self._page_of[slot] = page
+        self._slot_of[page.key] = slot
+        self._children[page.parent] += 1
+
+    def _leave(self, slot: int) -> None:
+        page = self._page_of.pop(slot)
+        del self._slot_of[page.key]
+        self._children[page.parent] -= 1
+        if not self._children[page.parent]:
+            del self._children[page.parent]
+
+    def check(self) -> None:
+        """Raises InvariantError unless slots, pages and the policy agree."""
+        if len(self._page_of) != len(self._slot_of):
+            raise InvariantError("slots and pages of a tier differ in number")
+        for key, slot in self._slot_of.items():
+            if self._page_of[slot].key != key:
+                raise InvariantError(f"slot {slot} holds another page than the one that names it")
+        if len(self._free) + len(self._page_of) + len(self._doomed) != self.num_slots:
+            raise InvariantError("free and taken slots of a tier do not add up")
+        if len(set(self._free)) != len(self._free) or not set(self._free).isdisjoint(self._page_of):
+            raise InvariantError("a slot of a tier is free twice, or free and taken")
+        if self._children != Counter(page.parent for page in self._page_of.values()):
+            raise InvariantError("the children of a tier's pages are counted wrong")
+        self._policy.check(np.array(sorted(set(self._page_of) - self._writing), np.int32))
