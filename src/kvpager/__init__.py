@@ -28,12 +28,16 @@ if TYPE_CHECKING:
     from kvpager.cache.sequence import Sequence
     from kvpager.memory.layout import KVLayout, LayerSpec
     from kvpager.prefix.hashing import Media, Scope
+    from kvpager.tiers.options import DiskTier, HostTier, RemoteTier
 
 _HOME = {
+    "DiskTier": "kvpager.tiers.options",
+    "HostTier": "kvpager.tiers.options",
     "KVLayout": "kvpager.memory.layout",
     "LayerSpec": "kvpager.memory.layout",
     "Media": "kvpager.prefix.hashing",
     "PagedCache": "kvpager.cache.paged_cache",
+    "RemoteTier": "kvpager.tiers.options",
     "Scope": "kvpager.prefix.hashing",
     "Sequence": "kvpager.cache.sequence",
     "Watermarks": "kvpager.cache.reclaim",
@@ -42,6 +46,8 @@ _HOME = {
 
 __all__ = [
     "ConfigError",
+    "DiskTier",
+    "HostTier",
     "InvariantError",
     "KVLayout",
     "KVPagerError",
@@ -51,6 +57,7 @@ __all__ = [
     "ModelError",
     "OutOfBlocks",
     "PagedCache",
+    "RemoteTier",
     "RequestError",
     "Scope",
     "Sequence",

@@ -1,14 +1,16 @@
 """``open_cache``: the only place that picks concrete classes and puts them together."""
 
 import time
+from collections.abc import Sequence
 from functools import cached_property
 
 import numpy as np
 
 from kvpager.cache.fault import FaultLog
+from kvpager.cache.lower_pages import LowerPages
 from kvpager.cache.paged_cache import PagedCache
 from kvpager.cache.reclaim import Reclaimer, Watermarks
-from kvpager.config import parse_size
+from kvpager.config import parse_size, total_memory
 from kvpager.errors import ConfigError
 from kvpager.eviction.lru import LRU
 from kvpager.eviction.policy import EvictionPolicy
@@ -17,7 +19,13 @@ from kvpager.memory.block_pool import BlockPool
 from kvpager.memory.layout import KVLayout
 from kvpager.prefix.index import PrefixIndex
 from kvpager.tiers.device import DeviceTier, make_arena
+from kvpager.tiers.device_pages import DevicePages
+from kvpager.tiers.host import HostStore
+from kvpager.tiers.migration import Migration, WriteBack
+from kvpager.tiers.mover import Mover, ThreadMover
+from kvpager.tiers.options import AUTO, DiskTier, HostTier, RemoteTier, TierOptions
 from kvpager.tiers.row_access import RowAccess, Rows
+from kvpager.tiers.tier import LowerTier
 from kvpager.types import Clock
 
 _POLICIES = {"lru": LRU}
@@ -30,6 +38,10 @@ def open_cache(
     num_blocks: int | None = None,
     max_capacity: int | str | None = None,
     device: str = "cpu",
+    tiers: Sequence[TierOptions] = (),
+    write_back: str = "through",
+    load_deadline: float | None = None,
+    max_moving: int | str = "256 MiB",
     eviction: str = "lru",
     watermarks: Watermarks | None = None,
     prefix_cache: bool = True,
@@ -39,8 +51,15 @@ def open_cache(
     debug: bool = False,
     clock: Clock = time.perf_counter,
     arena: Arena | None = None,
+    mover: Mover | None = None,
 ) -> PagedCache:
     """A paged KV cache over a pool of ``capacity`` bytes (``"2 GiB"``), or of ``num_blocks`` blocks.
+
+    ``tiers``: where pages go below the device, the nearest first (HostTier, DiskTier, RemoteTier). ``write_back``: when
+    they are copied down, ``through`` (as soon as they are full), ``back`` (before they are dropped) or ``selective``
+    (when they are used again). ``load_deadline``: seconds until a page that does not come is computed instead.
+    ``max_moving``: bytes under way in each direction, and at most an eighth of the pool. ``mover`` runs the transfers
+    (default: threads).
 
     ``max_capacity``: what the pool may later grow to (default: as large as it is). ``watermarks``: see
     cache/reclaim.py; by default there is no background reclaim, since dropping a page early gains nothing while there
@@ -65,7 +84,7 @@ def open_cache(
     pool = BlockPool(layout, arena, poison=debug)
     index = PrefixIndex(blocks, layout.num_groups, layout.page_size)
     policy = _policy(eviction, blocks)
-    return PagedCache(
+    cache = PagedCache(
         layout=layout,
         pool=pool,
         index=index,
@@ -79,6 +98,74 @@ def open_cache(
         match_inside_pages=match_inside_pages,
         rewind=rewind,
     )
+    if tiers:
+        stores = [_open_tier(options, layout.block_stride) for options in tiers]
+        _put_below(
+            cache, stores, mover, clock, _write_back(write_back), _moving_bytes(max_moving, cache), load_deadline
+        )
+    return cache
+
+
+def _put_below(
+    cache: PagedCache,
+    stores: list[LowerTier],
+    mover: Mover | None,
+    clock: Clock,
+    write_back: WriteBack,
+    max_moving_bytes: int,
+    load_deadline: float | None,
+) -> None:
+    """Ties the tiers to the cache above them."""
+    lower: LowerPages
+
+    def taken(blocks: np.ndarray) -> None:
+        lower.taken(blocks)
+
+    def settled(block: int, is_cached: bool) -> None:
+        lower.settled(block, is_cached)
+
+    migration = Migration(
+        DevicePages(cache.pool, taken, settled),
+        stores,
+        mover or ThreadMover(_lanes(stores)),
+        clock,
+        write_back=write_back,
+        max_moving_bytes=max_moving_bytes,
+        load_deadline=load_deadline,
+    )
+    cache.lower = lower = LowerPages(cache, migration)
+    cache._reclaimer.below = lower
+
+
+def _lanes(stores: list[LowerTier]) -> dict[str, int]:
+    loads = {f"{store.name} load": store.load_threads for store in stores}
+    return loads | {f"{store.name} store": store.store_threads for store in stores}
+
+
+def _open_tier(options: TierOptions, page_bytes: int) -> LowerTier:
+    if isinstance(options, HostTier):
+        slots = options.pages or HostStore.slots_in(_host_bytes(options), page_bytes)
+        return HostStore(page_bytes, slots, LRU(slots))
+    if isinstance(options, DiskTier | RemoteTier):
+        raise ConfigError("not yet")
+    raise ConfigError(f"a tier is given as HostTier, DiskTier or RemoteTier, not as {type(options).__name__}")
+
+
+def _host_bytes(options: HostTier) -> int:
+    total = total_memory()
+    return total // 4 if options.capacity == AUTO else parse_size(options.capacity, total=total)
+
+
+def _moving_bytes(limit: int | str, cache: PagedCache) -> int:
+    """At most an eighth of the pool, since what moves can't be reclaimed."""
+    return min(parse_size(limit), max(1, cache.pool.num_blocks // 8) * cache.layout.block_stride)
+
+
+def _write_back(name: str) -> WriteBack:
+    names = [each.value for each in WriteBack]
+    if name not in names:
+        raise ConfigError(f"unknown write_back {name!r}; choose one of {', '.join(names)}")
+    return WriteBack(name)
 
 
 def _num_blocks(layout: KVLayout, capacity: int | str | None, num_blocks: int | None) -> int:

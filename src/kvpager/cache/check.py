@@ -35,6 +35,9 @@ def _check_counts(cache: "PagedCache") -> None:
     for step in cache._open_steps:
         for blocks in step.held:
             held.update(blocks.tolist())
+    if cache.lower is not None:
+        held.update(cache.lower.held_blocks())
+        cache.lower.migration.check()
     for name, counted, kept in (("refcount", mapped, cache.pool.refcount), ("pins", held, cache.pool.pins)):
         expected = np.zeros(cache.pool.num_blocks, np.int32)
         expected[list(counted)] = list(counted.values())

@@ -31,5 +31,10 @@ class FaultLog:
         self._pages[kind] += pages
         self._seconds[kind] += self._clock() - start
 
+    def add(self, kind: FaultKind, pages: int, seconds: float) -> None:
+        """Faults that were handled beside the bookkeeping, and how long they took."""
+        self._pages[kind] += pages
+        self._seconds[kind] += seconds
+
     def counts(self) -> dict[FaultKind, FaultCount]:
         return {kind: FaultCount(self._pages[kind], self._seconds[kind]) for kind in FaultKind}

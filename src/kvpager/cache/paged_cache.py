@@ -13,6 +13,7 @@ import numpy as np
 
 from kvpager.cache.check import check_cache
 from kvpager.cache.fault import FaultLog
+from kvpager.cache.lower_pages import LowerPages, Promotion
 from kvpager.cache.prefix_match import PrefixMatch, PrefixMatcher, first_visible_page, page_labels
 from kvpager.cache.reclaim import Reclaimer
 from kvpager.cache.resize import resize_pool
@@ -30,10 +31,12 @@ from kvpager.prefix.hashing import Scope, root_key
 from kvpager.prefix.index import PrefixIndex
 from kvpager.tiers.row_access import RowAccess
 from kvpager.tiers.tier import Tier
-from kvpager.types import ContentKey, FaultKind, NodeId
+from kvpager.types import ContentKey, FaultKind, NodeId, TierKind
 
 ANY_SCOPE = Scope()
 _FREED = -1  # the row of a freed sequence
+_COPY_SECONDS = 5.0  # for copies to lower tiers that hold the last blocks
+_CLOSE_SECONDS = 30.0  # for writing down what should outlive the process
 _UNBOUNDED = np.iinfo(np.int64).max
 _cache_of = attrgetter("_cache")
 _row_of = attrgetter("row")
@@ -77,7 +80,11 @@ class PagedCache:
         self._open_steps: list[Step] = []
         self._root_keys: dict[tuple[str, str, str], ContentKey] = {}
         self._lookups = self._prompt_tokens = self._hit_tokens = self._computed_tokens = 0
+        self._hits_by_tier = dict.fromkeys(TierKind, 0)
         self._deduplicated = 0
+        self._is_closed = False
+        self.epoch = 0  # of the index: how often everything in it was forgotten
+        self.lower: LowerPages | None = None  # the tiers below the device, where there are any
 
     # -- questions ----------------------------------------------------------------------------------------------
 
@@ -141,7 +148,7 @@ class PagedCache:
         return CacheStatistics(
             blocks=self.pool.counts(),
             faults=self._faults.counts(),
-            prefix=PrefixCounts(self._lookups, self._prompt_tokens, self._hit_tokens),
+            prefix=PrefixCounts(self._lookups, self._prompt_tokens, self._hit_tokens, dict(self._hits_by_tier)),
             reclaim=self._reclaimer.counts(),
             sequences=len(live),
             tokens=tokens,
@@ -152,6 +159,8 @@ class PagedCache:
             deduplicated_blocks=self._deduplicated,
             table_bytes=sum(table.nbytes for seq in self.sequences.values() for table in seq.tables),
             block_bytes=self.layout.block_bytes,
+            tiers=() if self.lower is None else tuple(tier.statistics() for tier in self.lower.migration.tiers),
+            migration=None if self.lower is None else self.lower.migration.statistics(),
         )
 
     def _waste(self, live: np.ndarray) -> int:
@@ -175,9 +184,13 @@ class PagedCache:
         scope: Scope = ANY_SCOPE,
         max_prefix: int | None = None,
         publish_until: int | None = None,
+        promotion: Promotion | None = None,
     ) -> Sequence:
         """A new sequence. With token ids, pages whose content is known are mapped at once (``prefix_tokens``).
 
+        Pages that only a lower tier has are brought up first, and waited for; whoever can't wait promotes them before
+        (``lower.promote``) and gives the ``promotion``, done or not: then what is on the device counts, and nothing is
+        waited for.
         ``max_prefix``: reuse at most so many tokens. ``publish_until``: publish only pages that end at or before this
         position (None: all). Without token ids the sequence is written by hand and shares nothing by content.
         """
@@ -190,7 +203,9 @@ class PagedCache:
         self.sequences[row] = seq
         if ids is not None and self._prefix_cache:
             limit = len(ids) - 1 if max_prefix is None else min(len(ids) - 1, max_prefix)
-            self._adopt(seq, self._match(ids, scope, limit))
+            if self.lower is not None and promotion is None:
+                promotion = self.lower.bring_up(ids, scope, limit)
+            self._adopt(seq, self._match(ids, scope, limit), {} if promotion is None else promotion.page_tier)
             seq._root = self.index.enter_root(self._root_key(scope))
             if seq._node is None:
                 seq._node = seq._root
@@ -214,8 +229,8 @@ class PagedCache:
             key = self._root_keys[names] = root_key(self._fingerprint, self.layout.describe(), scope)
         return key
 
-    def _adopt(self, seq: Sequence, match: PrefixMatch) -> None:
-        """Maps the pages of a match: minor faults."""
+    def _adopt(self, seq: Sequence, match: PrefixMatch, page_tier: Mapping[int, TierKind]) -> None:
+        """Maps the pages of a match: minor faults. ``page_tier``: where those had been that were just brought up."""
         if match.num_tokens == 0:
             return
         nodes = [*match.nodes, *([] if match.inside is None else [match.inside])]
@@ -229,8 +244,16 @@ class PagedCache:
         self.rows.committed[seq.row] = self.rows.reserved[seq.row] = match.num_tokens
         self.rows.published[seq.row] = len(match.nodes)
         seq.prefix_tokens = match.num_tokens
+        came_up = {page: tier for page, tier in page_tier.items() if page < len(match.nodes)}
+        for tier in came_up.values():
+            seq.prefix_by_tier[tier] = seq.prefix_by_tier.get(tier, 0) + self.layout.page_size
+        seq.prefix_by_tier[TierKind.DEVICE] = match.num_tokens - len(came_up) * self.layout.page_size
+        for tier, tokens in seq.prefix_by_tier.items():
+            self._hits_by_tier[tier] += tokens
         if match.nodes:
             seq._node = match.nodes[-1]
+        if self.lower is not None and self.lower.writes_what_is_used_again:
+            self.lower.write_down(self._match_blocks(match.nodes, match).tolist())
 
     def fork(self, seq: Sequence) -> Sequence:
         self.check_usable(seq)
@@ -385,10 +408,21 @@ class PagedCache:
         return copies
 
     def _take(self, needed: int) -> np.ndarray:
-        if not self._reclaimer.make_free(needed):
+        if not self._reclaimer.make_free(needed) and not self._wait_for_free(needed):
             counts = self.pool.counts()
             raise OutOfBlocks(needed, counts.free, counts.pinned, counts.cached, counts.total)
         return self.pool.allocate(needed)
+
+    def _wait_for_free(self, needed: int) -> bool:
+        """Blocks that are being copied down are free, or reclaimable, in a moment: worth a wait, but not a long one."""
+        if self.lower is None:
+            return False
+        stop_at = self.lower.migration.now() + _COPY_SECONDS
+        while self.lower.migration.num_demotions and self.lower.migration.now() < stop_at:
+            self.lower.wait(0.05)
+            if self._reclaimer.make_free(needed):
+                return True
+        return False
 
     def _copy_on_write(
         self, sequences: List[Sequence], starts: np.ndarray, copies: list[tuple[int, int]], fresh: np.ndarray
@@ -454,6 +488,8 @@ class PagedCache:
             self._settle(step)
         else:
             self._settle_all_that_can()
+        if self.lower is not None:
+            self.lower.collect()
         self._reclaimer.run_background()
 
     def _settle_all_that_can(self) -> None:
@@ -536,6 +572,8 @@ class PagedCache:
             seq._node = node
             self.rows.published[seq.row] = stop
         self.pool.publish(np.array(fresh, np.int32))
+        if self.lower is not None:
+            self.lower.published(fresh)
 
     def _share_instead(self, seq: Sequence, group: int, page: int, block: int, known: int) -> None:
         """Another sequence published the same content meanwhile: page ``page`` maps its block, and ours goes."""
@@ -571,6 +609,7 @@ class PagedCache:
 
     def clear_prefix(self) -> int:
         """Forgets all findable content; returns the blocks freed. Running sequences keep their pages, unpublished."""
+        self.epoch += 1
         published = self.index.all_blocks()
         self._policy.remove(published[self.pool.is_cached(published)])
         for seq in self.sequences.values():
@@ -606,10 +645,13 @@ class PagedCache:
         check_cache(self)
 
     def close(self) -> None:
-        """Frees all sequences. REQUIRES: no step is open."""
+        """Frees all sequences; what tiers that outlive the process lack is written. REQUIRES: no step is open."""
         if self._open_steps:
             raise ConfigError("a step is still open; leave it before closing the cache")
         self.free(list(self.sequences.values()))
+        if self.lower is not None and not self._is_closed:
+            self.lower.close(_CLOSE_SECONDS)
+        self._is_closed = True
 
     def __enter__(self) -> "PagedCache":
         return self

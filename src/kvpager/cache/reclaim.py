@@ -6,11 +6,15 @@ Three watermarks, in free blocks, min <= low <= high:
     free too few      direct reclaim, inside the call that needs blocks, exactly as many as it lacks
     free below min    the engine admits no new request (running ones may still use what is left)
 
+Where there are tiers below, a page that none of them has is copied down first: in the background beside the steps, and
+its block becomes free when that is done; in direct reclaim at once, and only into memory, since nothing waits for I/O.
+
 Direct reclaim is all or nothing: where it can't free enough it drops nothing, so a call that ends in OutOfBlocks has
 lost no cached page.
 """
 
 from dataclasses import dataclass
+from typing import Protocol
 
 import numpy as np
 
@@ -50,8 +54,23 @@ class ReclaimCounts:
     direct: int
 
 
+class Below(Protocol):
+    """What reclaim asks of the tiers below; cache/lower_pages.py answers."""
+
+    @property
+    def num_doomed(self) -> int: ...
+
+    def is_clean(self, block: int) -> bool: ...
+
+    def write_and_drop(self, block: int) -> bool: ...
+
+    def moving_blocks(self) -> list[int]: ...
+
+    def dropping(self, blocks: list[int]) -> None: ...
+
+
 class Reclaimer:
-    """Drops cached pages of one pool."""
+    """Drops cached pages of one pool. ``below``: the tiers under it, set by the cache that has some."""
 
     def __init__(
         self, layout: KVLayout, pool: BlockPool, index: PrefixIndex, policy: EvictionPolicy, watermarks: Watermarks
@@ -64,6 +83,7 @@ class Reclaimer:
         self._has_full_group = not all(self._has_window)
         self._background = 0
         self._direct = 0
+        self.below: Below | None = None
 
     def counts(self) -> ReclaimCounts:
         return ReclaimCounts(self._background, self._direct)
@@ -86,8 +106,31 @@ class Reclaimer:
     def run_background(self) -> None:
         """Brings the free blocks back to the high watermark if they fell below low, as far as cached pages go."""
         free = self._pool.num_free
-        if free < self.watermarks.low:
-            self._background += self._drop(min(self.watermarks.high - free, self.num_reclaimable))
+        if free >= self.watermarks.low:
+            return
+        wanted = min(self.watermarks.high - free, self.num_reclaimable)
+        if self.below is None:
+            self._background += self._drop(wanted)
+        else:
+            self._write_and_drop(self.below, wanted - self.below.num_doomed)
+
+    def _write_and_drop(self, below: Below, wanted: int) -> None:
+        """Drops clean pages and begins to copy the others down, as far as the next ``wanted`` victims go."""
+        for block in self._policy.victims(max(0, wanted)).tolist():
+            if not self._pool.is_cached(np.array([block]))[0]:
+                continue  # went together with another victim
+            blocks = self._would_go(block)
+            dirty = [each for each in blocks if not below.is_clean(each)]
+            if dirty:
+                for each in dirty:
+                    below.write_and_drop(each)
+            elif blocks:
+                self._background += self._evict(block)
+
+    def drop_written(self, block: int) -> None:
+        """A cached block has been copied down so that it can go: it does, if blocks are still short."""
+        if self._pool.num_free < self.watermarks.high:
+            self._background += self._evict(block)
 
     def _drop(self, wanted: int) -> int:
         dropped = 0
@@ -100,26 +143,40 @@ class Reclaimer:
                     break
                 dropped += self._evict(block)
             if dropped == before:
-                if len(victims) < look_ahead:
+                if len(victims) < look_ahead and not self._forget_moving():
                     break  # every cached block was offered and none could go
                 look_ahead *= 2  # a policy that offers inner pages first: look further for leaves
         return dropped
+
+    def _forget_moving(self) -> bool:
+        """Unmapped blocks that are being copied down leave the index, so that the pages they hang under can go.
+
+        They are free when the copy has ended; a tier that hangs must not keep whole prefixes from being reclaimed.
+        """
+        before = self._index.num_entries
+        for block in [] if self.below is None else self.below.moving_blocks():
+            if self._pool.refcount[block] == 0:
+                self._evict(block)
+        return self._index.num_entries < before
 
     def _evict(self, block: int) -> int:
         """Frees one cached block, and what becomes unreachable with it; 0 if it has to wait for its children."""
         if not self._pool.indexed[block]:
             return 0  # went together with another victim
-        node = self._index.node_of_block(block)
-        if self._has_full_group and self._has_window[self._index.group_of_block(block)]:
-            doomed = [block]  # later pages of a windowed group don't need this one
-        elif not self._has_full_group:
-            doomed = [block]
-        elif self._index.is_leaf(node):
-            doomed = self._index.blocks_of(node)
-        else:
+        doomed = self._would_go(block)
+        if not doomed:
             return 0
+        if self.below is not None:
+            self.below.dropping(doomed)
         ids = np.asarray(doomed, np.int32)
         self._policy.remove(ids[self._pool.is_cached(ids)])
         for each in doomed:
             self._index.detach(each)
         return len(self._pool.unpublish(ids))
+
+    def _would_go(self, block: int) -> list[int]:
+        """A published block and what becomes unreachable with it; nothing if it has to wait for its children."""
+        node = self._index.node_of_block(block)
+        if not self._has_full_group or self._has_window[self._index.group_of_block(block)]:
+            return [block]  # later pages of a windowed group don't need this one
+        return self._index.blocks_of(node) if self._index.is_leaf(node) else []

@@ -18,7 +18,7 @@ from kvpager.errors import ConfigError
 from kvpager.memory.page_table import Location, PageTable
 from kvpager.prefix.hashing import Scope
 from kvpager.tiers.row_access import Rows
-from kvpager.types import NodeId
+from kvpager.types import NodeId, TierKind
 
 if TYPE_CHECKING:
     from kvpager.cache.paged_cache import PagedCache
@@ -44,7 +44,18 @@ def token_array(tokens: Iterable[int]) -> "array[int]":
 class Sequence:
     """Made by ``cache.sequence()``; not thread-safe, like the cache it belongs to."""
 
-    __slots__ = ("_cache", "_node", "_root", "is_freed", "prefix_tokens", "row", "scope", "tables", "tokens")
+    __slots__ = (
+        "_cache",
+        "_node",
+        "_root",
+        "is_freed",
+        "prefix_by_tier",
+        "prefix_tokens",
+        "row",
+        "scope",
+        "tables",
+        "tokens",
+    )
 
     def __init__(self, cache: "PagedCache", row: int, tokens: "array[int] | None", scope: Scope) -> None:
         self._cache = cache
@@ -53,6 +64,7 @@ class Sequence:
         self.scope = scope
         self.tables: tuple[PageTable, ...] = ()
         self.prefix_tokens = 0
+        self.prefix_by_tier: dict[TierKind, int] = {}  # where its prefix was found when the sequence was made
         self.is_freed = False
         self._node: NodeId | None = None  # the node of the last published page, or the scope's root
         self._root: NodeId | None = None

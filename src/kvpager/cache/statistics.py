@@ -5,16 +5,20 @@ from dataclasses import dataclass
 from kvpager.cache.fault import FaultCount
 from kvpager.cache.reclaim import ReclaimCounts
 from kvpager.memory.block_pool import PoolCounts
-from kvpager.types import FaultKind
+from kvpager.tiers.migration import MigrationStatistics
+from kvpager.tiers.tier import TierStatistics
+from kvpager.types import FaultKind, TierKind
 
 
 @dataclass(frozen=True, slots=True)
 class PrefixCounts:
-    """``prompt_tokens`` were looked up in ``lookups``; ``hit_tokens`` of them were found. Since the cache opened."""
+    """``prompt_tokens`` were looked up in ``lookups``; ``hit_tokens`` of them were found, ``by_tier`` says where they
+    had been. Since the cache opened."""
 
     lookups: int
     prompt_tokens: int
     hit_tokens: int
+    by_tier: dict[TierKind, int]
 
     @property
     def hit_rate(self) -> float:
@@ -40,6 +44,8 @@ class CacheStatistics:
     deduplicated_blocks: int
     table_bytes: int
     block_bytes: int
+    tiers: tuple[TierStatistics, ...] = ()  # below the device, the nearest first
+    migration: MigrationStatistics | None = None
 
     def __str__(self) -> str:
         b = self.blocks

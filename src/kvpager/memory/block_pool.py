@@ -192,9 +192,10 @@ class BlockPool:
         return Released(freed, cached)
 
     def publish(self, ids: np.ndarray) -> None:
-        """The prefix index can find these blocks from now on. REQUIRES: they are mapped."""
+        """The prefix index can find these blocks from now on. REQUIRES: mapped, or held by what filled them."""
         ids = self._distinct(ids)
-        wrong = (self._states[ids] != BlockState.USED) | self.indexed[ids]
+        states = self._states[ids]
+        wrong = ((states != BlockState.USED) & (states != BlockState.MOVING)) | self.indexed[ids]
         if wrong.any():
             bad = int(ids[int(np.argmax(wrong))])
             raise InvariantError(f"block {bad} is {self.state(bad).name} and can't be published")

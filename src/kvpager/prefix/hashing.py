@@ -2,6 +2,7 @@
 
     root key  = SHA-256( "kvpager.scope" | format | model fingerprint | KV layout | salt | adapter | adapter version )
     page key  = SHA-256( "kvpager.page"  | parent key | token ids, int32 little-endian | media of the page )
+    block key = SHA-256( "kvpager.block" | page key | layer group ), for group 0 the page key itself
 
 Every field is preceded by its length (8 bytes, little-endian), so no two lists of fields give the same bytes. The key
 of page i names its whole history: tokens, media and scope from position 0 on. No Python hash(), no pickle, no
@@ -84,6 +85,11 @@ def root_key(fingerprint: bytes, layout: str, scope: Scope) -> ContentKey:
             scope.adapter_version.encode("utf-8", "surrogatepass"),
         ]
     )
+
+
+def block_key(page: ContentKey, group: int) -> ContentKey:
+    """What the block of a page in one layer group is called in the tiers; in the first group, as the page is."""
+    return page if group == 0 else digest_fields([b"kvpager.block", page, group.to_bytes(4, "little")])
 
 
 def page_key(parent: ContentKey, tokens: bytes, media: bytes) -> ContentKey:

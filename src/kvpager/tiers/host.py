@@ -1,7 +1,6 @@
 """The host tier: copies of pages in ordinary memory. On CUDA the memory is pinned; on CPU huge pages are advised."""
 
 from collections.abc import Sequence
-from time import perf_counter
 
 import numpy as np
 
@@ -65,6 +64,7 @@ class HostStore:
 
     def complete_store(self, slot: Slot, error: TierError | None) -> None:
         self._book.complete_store(slot.index, succeeded=error is None)
+        self._stored.seconds += slot.seconds
         if error is not None:
             self._stored.failed += 1
             return
@@ -80,6 +80,7 @@ class HostStore:
         return Slot(key, index, self._arena.blocks[index], self._checksums[index])
 
     def complete_load(self, slot: Slot, error: TierError | None) -> None:
+        self._loaded.seconds += slot.seconds
         if error is None:
             self._loaded.pages += 1
             self._loaded.bytes += self.page_bytes
@@ -110,14 +111,12 @@ class HostStore:
     # -- bytes, in worker threads -------------------------------------------------------------------------------
 
     def read(self, slots: Sequence[Slot], into: Sequence[np.ndarray]) -> list[int | TierError]:
-        begin = perf_counter()
         found: list[int | TierError] = []
         for slot, target in zip(slots, into, strict=True):
             assert slot.memory is not None
             checksum = copy_checksum(target, slot.memory)
             wrong = checksum != slot.checksum
             found.append(WrongContent(f"host slot {slot.index} is not what was stored in it") if wrong else checksum)
-        self._loaded.seconds += perf_counter() - begin
         return found
 
     def write(self, slots: Sequence[Slot], pages: Sequence[np.ndarray]) -> list[TierError | None]:

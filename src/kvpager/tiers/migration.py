@@ -21,7 +21,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 
 from kvpager.errors import InvariantError, TierError
-from kvpager.tiers.device import DevicePages
+from kvpager.tiers.device_pages import DevicePages
 from kvpager.tiers.move import Move, Transfer
 from kvpager.tiers.mover import Mover, run_job
 from kvpager.tiers.tier import LowerTier, Page, Slot
@@ -90,7 +90,7 @@ class MigrationStatistics:
 
 
 class Migration:
-    """``max_moving_bytes``: of demotions and of loads under way, each. ``load_deadline``: seconds, None for no limit."""
+    """``max_moving_bytes``: of demotions and of loads under way, each. ``load_deadline``: seconds, or None."""
 
     def __init__(
         self,
@@ -135,8 +135,22 @@ class Migration:
         return None
 
     @property
+    def must_ask(self) -> bool:
+        """Whether a tier may have pages that its books don't know."""
+        return any(tier.kind is TierKind.REMOTE for tier in self.tiers)
+
+    @property
     def has_room_for_load(self) -> bool:
         return self._loading_bytes < self._max_moving_bytes
+
+    def now(self) -> float:
+        """Seconds of the injected clock."""
+        return self._clock()
+
+    @property
+    def num_demotions(self) -> int:
+        """Jobs under way that hold blocks of the device, to copy them down."""
+        return sum(move.source is self._device for move in self._open.values())
 
     @property
     def num_open(self) -> int:
@@ -182,7 +196,7 @@ class Migration:
         return accepted
 
     def rescue(self, page: Page, block: int) -> bool:
-        """Copies a page now, in this thread, into a tier that is memory, so that its block can be given away at once."""
+        """Copies a page now, in this thread, into a tier that is memory: its block can be given away at once."""
         for tier in self.tiers:
             if tier.kind is not TierKind.HOST:
                 continue
@@ -360,7 +374,9 @@ class Migration:
     def _place(self, tier: object) -> int:
         return next(at for at, each in enumerate(self.tiers) if each is tier)
 
-    def _submit(self, source: DevicePages | LowerTier, target: DevicePages | LowerTier, transfers: list[Transfer]) -> None:
+    def _submit(
+        self, source: DevicePages | LowerTier, target: DevicePages | LowerTier, transfers: list[Transfer]
+    ) -> None:
         lane = f"{source.name} load" if target is self._device else f"{target.name} store"
         size = max(1, _BATCH_BYTES // self._device.page_bytes)
         for at in range(0, len(transfers), size):

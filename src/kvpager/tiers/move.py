@@ -11,6 +11,7 @@ and whoever is given a page with a checksum does too, so that a bit that falls o
 from collections.abc import Sequence
 from dataclasses import dataclass
 from threading import local
+from time import perf_counter
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -54,6 +55,13 @@ class Move:
         return any(transfer.load is load for transfer in self.transfers)
 
     def run(self) -> None:
+        begin = perf_counter()
+        self._run()
+        seconds = (perf_counter() - begin) / len(self.transfers)
+        for transfer in self.transfers:
+            transfer.source.seconds = transfer.target.seconds = seconds
+
+    def _run(self) -> None:
         landing = _memory([transfer.target for transfer in self.transfers])
         if landing is not None:
             self._read(self.transfers, landing)
@@ -66,7 +74,9 @@ class Move:
             for transfer in self.transfers:
                 transfer.target.checksum = transfer.source.checksum
                 transfer.was_read = True
-        self._write([(transfer, page) for transfer, page in zip(self.transfers, pages, strict=True) if not transfer.error])
+        self._write(
+            [(transfer, page) for transfer, page in zip(self.transfers, pages, strict=True) if not transfer.error]
+        )
 
     def _read(self, transfers: Sequence[Transfer], into: Sequence[np.ndarray]) -> None:
         results = self.source.read([transfer.source for transfer in transfers], into)

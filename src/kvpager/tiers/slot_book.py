@@ -84,14 +84,8 @@ class SlotBook:
             self._leave(slot)
             self._free.append(slot)
 
-    def adopt(self, slot: int, page: Page) -> None:
-        """A slot that was found written, at start. The first adopted is the first to go. REQUIRES: free, unknown key."""
-        self._free.remove(slot)
-        self._enter(slot, page)
-        self._policy.add(np.array([slot], np.int32))
-
     def adopt_all(self, slots: Sequence[int], pages: Sequence[Page]) -> None:
-        """``adopt`` of many, which costs no search for each."""
+        """Slots that were found written, at start; the first is the first to go. REQUIRES: free, keys unknown."""
         taken = set(slots)
         self._free = [slot for slot in self._free if slot not in taken]
         for slot, page in zip(slots, pages, strict=True):

@@ -2,8 +2,8 @@
 
 Two threads meet in a lower tier, and each has its own calls:
 
-    bookkeeping thread    contains, prepare_*, complete_*, usage, check: numbers and dictionaries, never I/O, never a wait
-    worker threads        write, read: bytes of slots that were prepared; they change no book
+    bookkeeping thread    contains, prepare_*, complete_*, usage, check: numbers and dictionaries, no I/O and no wait
+    worker threads        write, read, probe: bytes of slots that were prepared; they change no book
 
 so no book needs a lock. A slot is prepared, its bytes are moved, and it is completed, always in this order; a slot that
 was prepared is completed exactly once, also if moving its bytes failed.
@@ -53,7 +53,8 @@ class Slot:
 
     ``index``: block or slot number, the tier's own. ``memory``: uint8 [page_bytes], the bytes themselves, where a
     processor can reach them; None where they are moved by ``write`` and ``read``. ``checksum``: CRC-64 of the page's
-    bytes, where it is known. ``place``: whatever else the tier needs to find it again.
+    bytes, where it is known. ``place``: whatever else the tier needs to find it again. ``seconds``: what moving it
+    took of a worker's time, known when the slot is completed.
     """
 
     key: ContentKey
@@ -61,6 +62,7 @@ class Slot:
     memory: np.ndarray | None = None
     checksum: int | None = None
     place: object = None
+    seconds: float = 0.0
 
 
 class PageSource(Protocol):
@@ -192,7 +194,7 @@ class LowerTier(Tier, PageSource, PageTarget, Protocol):
         ...
 
     def blame(self, reason: str) -> None:
-        """A transfer did not come back in time: counts against the tier's health. The slot is completed when it does."""
+        """A transfer is late, which counts against the tier's health. Its slot is completed when it comes."""
         ...
 
     def statistics(self) -> TierStatistics: ...

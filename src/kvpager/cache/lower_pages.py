@@ -1,0 +1,414 @@
+"""What the cache does with the tiers below the device: finds prompts there, brings pages up, writes pages down.
+
+    find      which pages of a prompt the device lacks and a tier has
+    promote   fresh blocks are taken and held, the device's own pages of that prefix too, and the bytes begin to come;
+              when the load has ended, the pages that came are published as if they had been computed. They are then
+              cached pages like others: nobody waits while holding blocks, so promotions can't block each other
+    write     pages that became findable, or are used again, are copied down (WriteBack says when)
+    drop      before reclaim drops a page that no tier has, it is copied into memory below, if there is any
+
+It reads the prefix index by keys and walks it by labels; it moves no bytes (tiers/migration.py) and decides no order.
+"""
+
+from array import array
+from collections.abc import Sequence as List
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from kvpager.cache.prefix_match import first_visible_page, page_labels
+from kvpager.errors import OutOfBlocks
+from kvpager.memory.block_pool import BlockPool
+from kvpager.prefix.hashing import Scope, block_key, page_key
+from kvpager.tiers.migration import Load, Migration, Probe, WriteBack
+from kvpager.tiers.tier import LowerTier, Page
+from kvpager.types import ContentKey, FaultKind, NodeId, TierKind
+
+if TYPE_CHECKING:
+    from kvpager.cache.paged_cache import PagedCache
+
+_NOWHERE = TierKind.NONE
+_PATIENCE = 0.05  # seconds between two looks at the clock
+
+
+@dataclass(frozen=True, slots=True)
+class MissingPage:
+    """Page ``index`` of a prompt in layer group ``group``: not on the device, but in ``tier``."""
+
+    index: int
+    group: int
+    page: Page
+    tier: TierKind
+
+
+@dataclass(frozen=True, slots=True)
+class LowerMatch:
+    """With the pages ``missing`` the device would have the first ``num_pages`` pages of a prompt.
+
+    ``device_tokens``: what it finds without them. ``unknown``: keys that a tier would have to be asked about first.
+    """
+
+    root_key: ContentKey
+    epoch: int  # of the cache's index
+    labels: tuple[bytes, ...]
+    num_pages: int
+    device_tokens: int
+    missing: tuple[MissingPage, ...]
+    unknown: tuple[LowerTier, tuple[ContentKey, ...]] | None
+
+    @property
+    def tiers(self) -> list[TierKind]:
+        """Per page behind what the device has: the slowest tier that a part of it comes from."""
+        slowest: dict[int, TierKind] = {}
+        for each in self.missing:
+            slowest[each.index] = max(each.tier, slowest.get(each.index, _NOWHERE))
+        return [slowest[index] for index in sorted(slowest)]
+
+
+@dataclass(slots=True)
+class Promotion:
+    """Pages on their way to the device. ``page_tier``: where each page that came had been, once ``is_done``.
+
+    ``is_late``: the deadline has passed. Whoever waits should compute instead; the blocks come back when the bytes do.
+    """
+
+    match: LowerMatch
+    load: Load
+    held: np.ndarray  # the device's own pages of the prefix, and the blocks that are filled
+    is_done: bool = False
+    page_tier: dict[int, TierKind] = field(default_factory=dict)
+    num_failed: int = 0
+
+    @property
+    def is_late(self) -> bool:
+        return self.load.is_late
+
+    @property
+    def is_over(self) -> bool:
+        """Nothing is worth waiting for any more."""
+        return self.is_done or self.is_late
+
+
+class LowerPages:
+    """The tiers below one cache. ``migration`` moves the bytes."""
+
+    def __init__(self, cache: "PagedCache", migration: Migration) -> None:
+        self._cache = cache
+        self.migration = migration
+        self._promotions: list[Promotion] = []
+        self._doomed: set[int] = set()  # blocks to be dropped as soon as they are written
+        self._lost = 0
+
+    @property
+    def _pool(self) -> BlockPool:
+        return self._cache.pool
+
+    @property
+    def num_doomed(self) -> int:
+        """Blocks that become free when they have been written."""
+        return len(self._doomed)
+
+    # -- finding ------------------------------------------------------------------------------------------------
+
+    def find(self, tokens: "array[int]", scope: Scope, limit: int) -> LowerMatch | None:
+        """What the tiers could add to a prefix hit of at most ``limit`` tokens; None if nothing."""
+        page_size = self._cache.layout.page_size
+        labels = page_labels(tokens, scope, 0, max(0, limit) // page_size, page_size)
+        root_key = self._cache._root_key(scope)
+        walk = _Walk(self._cache, self.migration, root_key, labels)
+        depth = walk.usable_depth()
+        device_tokens = self._cache._match(tokens, scope, limit).num_tokens
+        missing = tuple(walk.missing(depth)) if depth * page_size > device_tokens else ()
+        unknown = self.migration.unknown(walk.unknown_keys(depth)) if self.migration.must_ask else None
+        if not missing and unknown is None:
+            return None
+        question = None if unknown is None else (unknown[0], tuple(unknown[1]))
+        return LowerMatch(root_key, self._cache.epoch, tuple(labels[:depth]), depth, device_tokens, missing, question)
+
+    def probe(self, match: LowerMatch) -> Probe | None:
+        """Asks the tier that has to be asked; look again when the probe is done. None: nothing to ask."""
+        if match.unknown is None:
+            return None
+        tier, keys = match.unknown
+        return self.migration.probe(tier, list(keys))
+
+    # -- up -----------------------------------------------------------------------------------------------------
+
+    def promote(self, match: LowerMatch) -> Promotion | None:
+        """Begins to bring the missing pages up. None, with nothing changed, if blocks or queues are full now."""
+        if not match.missing or not self.migration.has_room_for_load:
+            return None
+        resident = self._resident(match)
+        try:
+            self._cache._policy.remove(self._pool.pin(resident))
+            fresh = self._take_held(len(match.missing))
+        except OutOfBlocks:
+            self._let_go(resident)
+            return None
+        load = self.migration.load([each.page for each in match.missing], fresh.tolist())
+        promotion = Promotion(match, load, np.concatenate([resident, fresh]))
+        self._promotions.append(promotion)
+        self._settle_promotions()  # everything may have gone since it was found
+        return promotion
+
+    def _resident(self, match: LowerMatch) -> np.ndarray:
+        """The device's blocks of the prefix: they must not go while what hangs under them is on its way."""
+        index, missing = self._cache.index, {(each.index, each.group) for each in match.missing}
+        root = index.find_root(match.root_key)
+        chain = [] if root is None else index.match(root, list(match.labels))
+        blocks = [
+            block
+            for group in range(self._cache.layout.num_groups)
+            for page, block in enumerate(index.blocks_in_group(chain, group))
+            if block is not None and (page, group) not in missing
+        ]
+        return np.array(blocks, np.int32)
+
+    def _take_held(self, count: int) -> np.ndarray:
+        """Fresh blocks that nobody maps and this transfer holds."""
+        blocks = self._cache._take(count)
+        self._pool.pin(blocks)
+        self._pool.release(blocks)
+        return blocks
+
+    def _let_go(self, blocks: np.ndarray) -> None:
+        cached = self._pool.unpin(blocks).cached
+        if len(cached):
+            self._cache._policy.add(cached)
+
+    # -- the border of a step -----------------------------------------------------------------------------------
+
+    def collect(self) -> None:
+        """Completes the transfers that have ended."""
+        if self.migration.num_open or self._promotions:
+            self.migration.collect()
+            self._settle_promotions()
+
+    def wait(self, timeout: float, *, idle: bool = False) -> None:
+        """Waits up to ``timeout`` seconds for a transfer to end."""
+        self.migration.wait(timeout, idle=idle)
+        self._settle_promotions()
+
+    def bring_up(self, tokens: "array[int]", scope: Scope, limit: int) -> Promotion | None:
+        """Finds, asks, promotes and waits for it all: for callers that have nothing else to do meanwhile."""
+        match = self.find(tokens, scope, limit)
+        probe = None if match is None else self.probe(match)
+        if probe is not None:
+            while not probe.is_done:
+                self.wait(_PATIENCE)
+            match = self.find(tokens, scope, limit)
+        promotion = None if match is None else self.promote(match)
+        while promotion is not None and not promotion.is_over:
+            self.wait(_PATIENCE)
+        return promotion
+
+    def settle(self, seconds: float) -> bool:
+        """Waits until nothing moves; whether that was reached."""
+        is_still = self.migration.drain(seconds)
+        self._settle_promotions()
+        return is_still
+
+    def _settle_promotions(self) -> None:
+        for promotion in [each for each in self._promotions if each.load.is_done]:
+            self._promotions.remove(promotion)
+            self._publish(promotion)
+
+    def _publish(self, promotion: Promotion) -> None:
+        """The pages that came become findable, as far as they reach from the start without a gap."""
+        cache, match, load = self._cache, promotion.match, promotion.load
+        came = {
+            (each.index, each.group): (block, tier)
+            for each, block, tier, error in zip(match.missing, load.blocks, load.tiers, load.errors, strict=True)
+            if error is None
+        }
+        promotion.num_failed = len(match.missing) - len(came)
+        fresh = self._attach(match, came, promotion.page_tier) if cache.epoch == match.epoch else []
+        self._pool.publish(np.array(fresh, np.int32))
+        self._let_go(promotion.held[::-1])  # the last page first, so that leaves age before roots
+        promotion.is_done = True
+        if fresh:
+            cache._faults.add(FaultKind.MAJOR, len(fresh), (load.ended or load.begun) - load.begun)
+            if self.migration.write_back is WriteBack.THROUGH:
+                self.write_down(fresh)
+
+    def _attach(
+        self, match: LowerMatch, came: dict[tuple[int, int], tuple[int, TierKind]], page_tier: dict[int, TierKind]
+    ) -> list[int]:
+        """Hangs what came under the root of its scope; returns the blocks that the index has taken."""
+        index, fresh = self._cache.index, []
+        root = node = index.enter_root(match.root_key)
+        full = [g for g, group in enumerate(self._cache.layout.groups) if group.window is None]
+        for page, label in enumerate(match.labels):
+            child = index.open_child(node, label)
+            if any(index.block(child, group) is None and (page, group) not in came for group in full):
+                index.prune(child)
+                break
+            node = child
+            for group in range(self._cache.layout.num_groups):
+                block, tier = came.get((page, group), (None, _NOWHERE))
+                if block is not None and index.block(node, group) is None:
+                    index.attach(node, group, block)
+                    fresh.append(block)
+                    page_tier[page] = max(tier, page_tier.get(page, _NOWHERE))
+        if node != root:
+            index.prune(node)
+        index.leave_root(root)
+        return fresh
+
+    # -- down ---------------------------------------------------------------------------------------------------
+
+    def page(self, block: int) -> Page:
+        """What a published block is called in the tiers."""
+        index = self._cache.index
+        node, group = index.node_of_block(block), index.group_of_block(block)
+        return Page(block_key(index.key(node), group), block_key(index.key(index.parent(node)), group))
+
+    def published(self, blocks: List[int]) -> None:
+        """These blocks became findable."""
+        if self.migration.write_back is WriteBack.THROUGH:
+            self.write_down(blocks)
+
+    @property
+    def writes_what_is_used_again(self) -> bool:
+        """Whether pages are to be written down that another sequence has found."""
+        return self.migration.write_back is WriteBack.SELECTIVE
+
+    def write_down(self, blocks: List[int]) -> list[int]:
+        """Begins to copy published blocks that no tier has; returns those that are on their way now."""
+        return self.migration.demote((self.page(block), block) for block in blocks)
+
+    def is_clean(self, block: int) -> bool:
+        """Whether a tier has the page, so that forgetting it loses nothing."""
+        return self.migration.find(self.page(block).key) is not None
+
+    def write_and_drop(self, block: int) -> bool:
+        """Begins to copy a cached block down; it becomes free when that is done, unless it is used before."""
+        accepted = bool(self.write_down([block]))
+        if accepted:
+            self._doomed.add(block)
+        return accepted
+
+    def moving_blocks(self) -> list[int]:
+        """Blocks that are being copied down."""
+        return self.migration.held_blocks()
+
+    def dropping(self, blocks: List[int]) -> None:
+        """Reclaim drops these blocks now; those that are being copied down are safe."""
+        moving = set(self.moving_blocks())
+        for block in blocks:
+            if block not in moving and not self.is_clean(block):
+                self._lost += not self.migration.rescue(self.page(block), block)
+
+    def taken(self, blocks: np.ndarray) -> None:
+        """A transfer holds these blocks, which were cached."""
+        self._cache._policy.remove(blocks)
+
+    def settled(self, block: int, is_cached: bool) -> None:
+        """A transfer let go of a block."""
+        is_doomed = block in self._doomed
+        self._doomed.discard(block)
+        if is_cached:
+            self._cache._policy.add(np.array([block], np.int32))
+            if is_doomed:
+                self._cache._reclaimer.drop_written(block)
+
+    # -- order --------------------------------------------------------------------------------------------------
+
+    def held_blocks(self) -> list[int]:
+        """Blocks that transfers hold, one entry for each hold."""
+        promoted = [block for promotion in self._promotions for block in promotion.held.tolist()]
+        return promoted + self.migration.held_blocks()
+
+    def close(self, seconds: float) -> None:
+        """Writes down what should outlive the process, as far as time allows, and ends the transfers."""
+        if any(tier.is_persistent for tier in self.migration.tiers):
+            self._flush(seconds)
+        self.migration.close(seconds)
+
+    def _flush(self, seconds: float) -> None:
+        blocks = self._cache.index.all_blocks().tolist()
+        while blocks and seconds > 0:
+            accepted = self.write_down(blocks)
+            self.wait(1.0)
+            if not accepted:
+                break
+            blocks = [block for block in blocks if block not in accepted]
+        self.migration.flush(seconds)
+
+
+class _Walk:
+    """Where each page of a prompt is, page by page and layer group by layer group."""
+
+    def __init__(self, cache: "PagedCache", migration: Migration, root_key: ContentKey, labels: List[bytes]) -> None:
+        self._layout = cache.layout
+        self._windows = [group.window for group in cache.layout.groups]
+        self._full = [g for g, window in enumerate(self._windows) if window is None]
+        self._migration = migration
+        self._labels = labels
+        index = cache.index
+        root = index.find_root(root_key)
+        chain: list[NodeId] = [] if root is None else index.match(root, list(labels))
+        self._blocks = [index.blocks_in_group(chain, group) for group in range(cache.layout.num_groups)]
+        self._keys: list[ContentKey] = [root_key, *(index.key(node) for node in chain)]  # of a page's parent, then it
+        self._width = 4 * cache.layout.page_size
+        self._places: list[list[TierKind]] = [[] for _ in self._windows]
+        for page in range(len(labels)):
+            if not self._add(page) and self._full:
+                break
+
+    def _add(self, page: int) -> bool:
+        """Looks for one more page. False: no sequence can use it, for a full-attention group lacks it."""
+        self._key(page)
+        places = [self._place(page, group) for group in range(len(self._windows))]
+        if any(places[group] is _NOWHERE for group in self._full):
+            return False
+        for group, place in enumerate(places):
+            self._places[group].append(place)
+        return True
+
+    def _place(self, page: int, group: int) -> TierKind:
+        column = self._blocks[group]
+        if page < len(column) and column[page] is not None:
+            return TierKind.DEVICE
+        tier = self._migration.find(block_key(self._key(page), group))
+        return _NOWHERE if tier is None else tier.kind
+
+    def _key(self, page: int) -> ContentKey:
+        while len(self._keys) <= page + 1:
+            label = self._labels[len(self._keys) - 1]
+            self._keys.append(page_key(self._keys[-1], label[: self._width], label[self._width :]))
+        return self._keys[page + 1]
+
+    def usable_depth(self) -> int:
+        """The largest number of pages behind which every group has, or can get, what a query sees."""
+        depth = len(self._places[0])
+        while depth and any(
+            _NOWHERE in self._places[group][self._first(depth, group) : depth] for group in range(len(self._windows))
+        ):
+            depth -= 1
+        return depth
+
+    def _first(self, depth: int, group: int) -> int:
+        page_size = self._layout.page_size
+        return min(first_visible_page(depth * page_size, self._windows[group], page_size), max(depth - 1, 0))
+
+    def missing(self, depth: int) -> list[MissingPage]:
+        """In the order in which they are useful: the first pages of all groups first."""
+        return [
+            MissingPage(page, group, self._page(page, group), self._places[group][page])
+            for page in range(depth)
+            for group in range(len(self._windows))
+            if page >= self._first(depth, group) and self._places[group][page] is not TierKind.DEVICE
+        ]
+
+    def unknown_keys(self, depth: int) -> list[ContentKey]:
+        """Keys of the pages behind ``depth``, as far as the prompt goes."""
+        return [
+            block_key(self._key(page), group)
+            for page in range(depth, len(self._labels))
+            for group in range(len(self._windows))
+        ]
+
+    def _page(self, page: int, group: int) -> Page:
+        return Page(block_key(self._keys[page + 1], group), block_key(self._keys[page], group))
