@@ -1,12 +1,12 @@
-"""Whether a tier is worth asking: a circuit breaker. Knows neither the tier nor what it was asked; bookkeeping thread only.
+"""Whether a tier is worth asking: a circuit breaker. Knows neither the tier nor what it was asked; one thread only.
 
     closed ---- failures_to_open failures in a row ----> open ---- its wait is over ----> half-open
       ^                                                   ^                                  |
       |                                                   +------- the trial failed ---------+  the wait doubles
       +------------------------------- it succeeded -----------------------------------------+
 
-Half-open, one call is let through as a trial. A trial of which nothing is heard is given up after one more wait, so that
-whoever forgets to report can't keep a tier shut for ever.
+Half-open, one call is let through as a trial. A trial of which nothing is heard is given up after one more wait, so
+that whoever forgets to report cannot keep a tier shut for ever.
 """
 
 from kvpager.types import Clock
