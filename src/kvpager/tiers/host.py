@@ -51,7 +51,7 @@ class HostStore:
     def probe(self, keys: Sequence[ContentKey]) -> list[bool]:
         return [self._book.contains(key) for key in keys]
 
-    def learn(self, keys: Sequence[ContentKey], found: Sequence[bool]) -> None:
+    def learn(self, keys: Sequence[ContentKey], found: Sequence[bool] | None) -> None:
         pass
 
     def prepare_store(self, page: Page) -> Slot | None:

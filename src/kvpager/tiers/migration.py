@@ -303,7 +303,7 @@ class Migration:
             if now > probe.deadline:
                 probe.is_done = True
                 probe.tier.blame("a question was not answered in time")
-                probe.tier.learn(probe.keys, [False] * len(probe.keys))
+                probe.tier.learn(probe.keys, None)
         self._loads = [load for load in self._loads if not load.is_done]
         self._probes = [probe for probe in self._probes if not probe.is_done]
         for at, tier in enumerate(self.tiers):
@@ -324,8 +324,7 @@ class Migration:
         probe.is_done = True
         if probe.error is not None:
             probe.tier.blame(f"a question failed: {probe.error}")
-            probe.found = [False] * len(probe.keys)
-        probe.tier.learn(probe.keys, probe.found)
+        probe.tier.learn(probe.keys, None if probe.error is not None else probe.found)
 
     def _blame_late(self, load: Load) -> None:
         load.is_late = True

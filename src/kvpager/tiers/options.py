@@ -35,12 +35,23 @@ class DiskTier:
 
 @dataclass(frozen=True, slots=True)
 class RemoteTier:
-    """Copies in a store that others share: ``redis://host:port/0``, ``s3://bucket/prefix``, ``gs://``, ``az://``,
-    ``memory://``. ``deadline``: seconds a request may take.
+    """Copies in a store that others share: ``redis://host:port/0`` (``rediss://`` with TLS), ``s3://bucket/folder``,
+    ``gs://bucket/folder``, ``az://account/container/folder``, ``memory:///``. Credentials: in a Redis URL, and for the
+    others where their own tools look for them. How much it holds, and what it drops, is the store's own affair.
+
+    ``deadline``: seconds a request may take, its repetitions included. ``tries``: how often one that fails in passing
+    is made, the first time included. ``prefix``: of all names. ``expire``: seconds until Redis drops a page (None:
+    never). ``believe``: seconds for which a page that was seen is taken to be there still. ``max_moving_bytes``: under
+    way in each direction; more is refused.
     """
 
     url: str
     deadline: float = 1.0
+    tries: int = 3
+    prefix: str = "kvpager/"
+    expire: int | None = None
+    believe: float = 300.0
+    max_moving_bytes: int = 256 << 20
 
 
 TierOptions = HostTier | DiskTier | RemoteTier

@@ -153,8 +153,8 @@ class LowerTier(Tier, PageSource, PageTarget, Protocol):
         """Worker thread: asks for the keys of which ``contains`` says None. Raises TierError. Changes no book."""
         ...
 
-    def learn(self, keys: Sequence[ContentKey], found: "Sequence[bool]") -> None:
-        """Bookkeeping thread: what ``probe`` found out."""
+    def learn(self, keys: Sequence[ContentKey], found: "Sequence[bool] | None") -> None:
+        """Bookkeeping thread: what ``probe`` found out. None: no answer came (``blame`` was told); ask later again."""
         ...
 
     def prepare_store(self, page: Page) -> Slot | None:

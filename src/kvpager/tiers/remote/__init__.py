@@ -1,0 +1,1 @@
+"""The remote tier: pages in a store that other processes share."""

@@ -1,0 +1,328 @@
+"""The remote tier: pages as objects of a store that other processes share. Knows no protocol and no network.
+
+What is there is known by hearsay only: by our own stores and loads, and by ``probe``. Verdicts run out, the store drops
+objects by rules of its own, and others overwrite them; so a load may always turn out a miss, and what comes is compared
+with its key, identity, length and checksum. How much the remote holds is its own affair: it has no victims here.
+
+A circuit breaker (tiers/health.py) keeps a store that fails from being asked. It counts failed calls, not pages.
+"""
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import count
+from queue import Empty, SimpleQueue
+
+import numpy as np
+
+from kvpager.checksum import checksum, copy_checksum
+from kvpager.errors import InvariantError, TierError, TierFull, WrongContent
+from kvpager.tiers.health import Health
+from kvpager.tiers.remote.object_format import HEADER_BYTES, Header, read_header
+from kvpager.tiers.remote.object_store import ErrorReply, Missing, ObjectStore, TooLate, Unreachable
+from kvpager.tiers.remote.retry import Retry
+from kvpager.tiers.remote.verdicts import Verdicts
+from kvpager.tiers.tier import Page, Slot, TierStatistics, TierUsage, TransferCounts
+from kvpager.types import Clock, ContentKey, TierKind
+
+_FULL_PAUSE = 5.0  # seconds without stores after the remote had no room
+_DELETES_AT_ONCE = 1000  # what S3 takes in one request
+
+_KINDS: dict[type[TierError], str] = {
+    Unreachable: "unreachable",
+    TooLate: "late",
+    ErrorReply: "error reply",
+    Missing: "missing",
+    WrongContent: "wrong content",
+    TierFull: "full",
+}
+
+
+@dataclass(slots=True)
+class _Ticket:
+    """``begun``: when the transfer was prepared. ``call``: names the request of the worker that it was part of."""
+
+    begun: float
+    is_store: bool
+    call: object = None
+
+
+class RemoteStore:
+    """``identity``: 32 bytes, digest of the layout. ``prefix``: of all object names. ``deadline``: seconds a call of a
+    worker may take. ``max_moving``: pages under way in each direction."""
+
+    kind = TierKind.REMOTE
+    name = "remote"
+    is_persistent = True
+    load_threads = 4  # they wait for the network most of the time
+    store_threads = 2
+
+    def __init__(
+        self,
+        objects: ObjectStore,
+        page_bytes: int,
+        identity: bytes,
+        clock: Clock,
+        retry: Retry,
+        health: Health,
+        verdicts: Verdicts,
+        *,
+        prefix: str = "",
+        deadline: float = 1.0,
+        max_moving: int = 64,
+    ) -> None:
+        assert len(identity) == 32
+        assert max_moving > 0
+        self.page_bytes = page_bytes
+        self._objects = objects
+        self._identity = identity
+        self._clock = clock
+        self._retry = retry
+        self._health = health
+        self._verdicts = verdicts
+        self._prefix = prefix.encode("ascii")
+        self._deadline = deadline
+        self._max_moving = max_moving
+        self._numbers = count()
+        self._storing: set[ContentKey] = set()
+        self._loading: Counter[ContentKey] = Counter()
+        self._forgotten: SimpleQueue[ContentKey] = SimpleQueue()  # for workers to delete
+        self._last_blame = float("-inf")
+        self._counted_call: object = None
+        self._full_until = float("-inf")
+        self._stored, self._loaded = TransferCounts(), TransferCounts()
+        self._failures: Counter[str] = Counter()
+        self._refused = self._quarantined = 0
+
+    # -- bookkeeping --------------------------------------------------------------------------------------------
+
+    def contains(self, key: ContentKey) -> bool | None:
+        if self._health.is_open or key in self._storing:
+            return False
+        return self._verdicts.get(key)
+
+    def learn(self, keys: Sequence[ContentKey], found: Sequence[bool] | None) -> None:
+        if found is None:
+            self._verdicts.learn(keys, [False] * len(keys))
+            return
+        self._health.succeeded()
+        self._verdicts.learn(keys, found)
+
+    def prepare_store(self, page: Page) -> Slot | None:
+        if page.key in self._storing or self._verdicts.get(page.key):
+            return None
+        has_room = len(self._storing) < self._max_moving and self._clock() >= self._full_until
+        if not has_room or not self._health.allows():
+            self._refused += 1
+            return None
+        self._storing.add(page.key)
+        return self._slot(page.key, is_store=True)
+
+    def complete_store(self, slot: Slot, error: TierError | None) -> None:
+        self._storing.remove(slot.key)
+        self._note(slot, error)
+        if error is None:
+            self._stored.pages += 1
+            self._stored.bytes += self.page_bytes
+            self._verdicts.set_there(slot.key)
+            return
+        self._stored.failed += 1
+        self._verdicts.set_absent(slot.key)
+        if isinstance(error, TierFull):
+            self._full_until = self._clock() + _FULL_PAUSE
+
+    def prepare_load(self, key: ContentKey) -> Slot | None:
+        if self._loading.total() >= self._max_moving or not self.contains(key) or not self._health.allows():
+            return None
+        self._loading[key] += 1
+        return self._slot(key, is_store=False)
+
+    def complete_load(self, slot: Slot, error: TierError | None) -> None:
+        self._loading[slot.key] -= 1
+        if not self._loading[slot.key]:
+            del self._loading[slot.key]
+        self._note(slot, error)
+        if error is None:
+            self._loaded.pages += 1
+            self._loaded.bytes += self.page_bytes
+            self._verdicts.set_there(slot.key)
+            return
+        self._loaded.failed += 1
+        if isinstance(error, WrongContent):
+            self._quarantined += 1
+            self._verdicts.set_wrong(slot.key)
+        else:
+            self._verdicts.set_absent(slot.key)
+
+    def touch(self, keys: Sequence[ContentKey]) -> None:
+        pass  # who goes first is the remote's business
+
+    def victims(self, count: int) -> list[Page]:
+        return []
+
+    def forget(self, keys: Sequence[ContentKey]) -> None:
+        for key in keys:
+            if self._verdicts.get(key):
+                self._verdicts.set_absent(key)
+                self._forgotten.put(key)
+
+    def clear(self) -> int:
+        """Drops the pages that this process knows of. What others stored, and it never asked about, stays."""
+        known = [key for key in self._verdicts.there() if key not in self._loading]
+        self.forget(known)
+        return len(known)
+
+    def tick(self) -> None:
+        self._verdicts.tick()
+
+    def blame(self, reason: str) -> None:
+        self._failures["late"] += 1
+        self._last_blame = self._clock()
+        self._health.failed(reason)
+
+    def _slot(self, key: ContentKey, is_store: bool) -> Slot:
+        return Slot(key, next(self._numbers), place=_Ticket(self._clock(), is_store))
+
+    def _note(self, slot: Slot, error: TierError | None) -> None:
+        """What a transfer says about the health of the remote."""
+        ticket = slot.place
+        assert isinstance(ticket, _Ticket)
+        if error is not None:
+            self._failures[_KINDS.get(type(error), "other")] += 1
+        if error is None or isinstance(error, Missing | TierFull):
+            if ticket.begun > self._last_blame:  # else somebody has stopped waiting for it, and it was too slow
+                self._health.succeeded()
+        elif ticket.call is None or ticket.call is not self._counted_call:
+            self._counted_call = ticket.call
+            self._health.failed(str(error))
+
+    # -- bytes, in worker threads -------------------------------------------------------------------------------
+
+    def probe(self, keys: Sequence[ContentKey]) -> list[bool]:
+        begin = self._clock()
+        self._delete_forgotten()
+        names = [self._object_name(key) for key in keys]
+
+        def ask(some: list[int], timeout: float) -> list[bool | TierError]:
+            return self._objects.exists_many([names[at] for at in some], timeout)
+
+        answers = self._retry.run(ask, len(names), self._left(begin))
+        for answer in answers:
+            if isinstance(answer, TierError):
+                raise answer
+        return [answer is True for answer in answers]
+
+    def read(self, slots: Sequence[Slot], into: Sequence[np.ndarray]) -> list[int | TierError]:
+        begin = self._clock()
+        names = self._sign(slots)
+        limit = HEADER_BYTES + self.page_bytes
+
+        def ask(some: list[int], timeout: float) -> list[bytes | TierError]:
+            return self._objects.get_many([names[at] for at in some], limit, timeout)
+
+        answers = self._retry.run(ask, len(names), self._left(begin))
+        found = [self._unwrap(*each) for each in zip(slots, answers, into, strict=True)]
+        self._loaded.seconds += self._clock() - begin
+        return found
+
+    def write(self, slots: Sequence[Slot], pages: Sequence[np.ndarray]) -> list[TierError | None]:
+        begin = self._clock()
+        names = self._sign(slots)
+        self._delete_forgotten()
+        wrapped = [self._wrap(slot, page) for slot, page in zip(slots, pages, strict=True)]
+        results: list[TierError | None] = [each if isinstance(each, TierError) else None for each in wrapped]
+        good = [(at, names[at], each) for at, each in enumerate(wrapped) if not isinstance(each, TierError)]
+
+        def ask(some: list[int], timeout: float) -> list[TierError | None]:
+            return self._objects.put_many([good[at][1] for at in some], [good[at][2] for at in some], timeout)
+
+        answers: list[TierError | None] = self._retry.run(ask, len(good), self._left(begin))
+        for (at, _, _), answer in zip(good, answers, strict=True):
+            results[at] = answer
+        self._stored.seconds += self._clock() - begin
+        return results
+
+    def _object_name(self, key: ContentKey) -> bytes:
+        return self._prefix + key.hex().encode("ascii")
+
+    def _sign(self, slots: Sequence[Slot]) -> list[bytes]:
+        """The names of a call's objects. Its slots learn that they were in it together."""
+        call = object()
+        for slot in slots:
+            assert isinstance(slot.place, _Ticket)
+            slot.place.call = call
+        return [self._object_name(slot.key) for slot in slots]
+
+    def _wrap(self, slot: Slot, page: np.ndarray) -> bytes | TierError:
+        found = checksum(page)
+        if slot.checksum is not None and slot.checksum != found:
+            return WrongContent("a page is not what left the device")
+        header = Header(slot.key, self._identity, self.page_bytes, page.nbytes, found)
+        return b"".join((header.pack(), page.data))
+
+    def _unwrap(self, slot: Slot, answer: bytes | TierError, target: np.ndarray) -> int | TierError:
+        if isinstance(answer, TierError):
+            return answer
+        try:
+            header = read_header(answer, slot.key, self._identity, self.page_bytes, b"", b"")
+        except WrongContent as error:
+            return error
+        if header.payload_bytes != self.page_bytes:
+            return WrongContent(f"an object holds {header.payload_bytes} bytes, not a page of {self.page_bytes}")
+        found = copy_checksum(target, np.frombuffer(answer, np.uint8, offset=HEADER_BYTES))
+        return found if found == header.checksum else WrongContent("an object's bytes are not what was stored in it")
+
+    def _left(self, begin: float) -> float:
+        """Seconds that a worker has for what it began to do at ``begin``."""
+        return max(0.001, begin + self._deadline - self._clock())
+
+    def _delete_forgotten(self) -> None:
+        """Best effort, in half the time of a call: what stays is found again by somebody, and is right."""
+        names: list[bytes] = []
+        try:
+            while len(names) < _DELETES_AT_ONCE:
+                names.append(self._object_name(self._forgotten.get_nowait()))
+        except Empty:
+            pass
+        if names:
+            self._objects.delete_many(names, self._deadline / 2)
+
+    # -- what it shows ------------------------------------------------------------------------------------------
+
+    def usage(self) -> TierUsage:
+        """Blocks: the pages known to be there, and room for transfers. ``capacity_bytes`` is 0: not ours to say."""
+        moving = len(self._storing) + self._loading.total()
+        known = self._verdicts.num_there
+        free = 2 * self._max_moving - moving
+        return TierUsage(
+            kind=self.kind,
+            capacity_bytes=0,
+            used_bytes=known * self.page_bytes,
+            blocks=known + free + moving,
+            free=free,
+            used=0,
+            cached=known,
+            moving=moving,
+        )
+
+    def statistics(self) -> TierStatistics:
+        return TierStatistics(
+            name=self.name,
+            state=self._health.state,
+            usage=self.usage(),
+            pages=self._verdicts.num_there,
+            stored=self._stored,
+            loaded=self._loaded,
+            refused=self._refused,
+            quarantined=self._quarantined,
+            failures=dict(self._failures),
+        )
+
+    def check(self) -> None:
+        self._verdicts.check()
+        if len(self._storing) > self._max_moving or self._loading.total() > self._max_moving:
+            raise InvariantError("more pages move to or from a remote tier than may")
+
+    def close(self) -> None:
+        self._delete_forgotten()
+        self._objects.close()
