@@ -112,11 +112,12 @@ void scatter_blocks(const Blocks& pool, const Ids& pool_ids, const Blocks& buffe
   copy({buffer, pool, nullptr, ids.data(), count, checksums_of(checksums, ids.size())});
 }
 
-// One range by all threads: pieces of a fixed length, joined in order.
+// One range in pieces of a fixed length, joined in order. `threads`: 0 takes as many as pay.
 template <class Piece>
-uint64_t sum_pieces(int64_t bytes, Piece piece) {
+uint64_t sum_pieces(int64_t bytes, int threads, Piece piece) {
   const int64_t pieces = (bytes + PIECE_BYTES - 1) / PIECE_BYTES;
-  const int threads = threads_for(bytes, BYTES_PER_THREAD);
+  if (threads < 0) throw nb::value_error("threads must not be negative");
+  if (!threads) threads = threads_for(bytes, BYTES_PER_THREAD);
   nb::gil_scoped_release release;
   std::vector<uint64_t> sums(pieces);
 #pragma omp parallel for num_threads(threads) schedule(dynamic) if (threads > 1)
@@ -133,21 +134,21 @@ void check_range(const char* argument, uintptr_t address, int64_t bytes) {
   if (!address && bytes) throw nb::value_error((std::string(argument) + ": needs memory").c_str());
 }
 
-uint64_t checksum(uintptr_t address, int64_t bytes) {
+uint64_t checksum(uintptr_t address, int64_t bytes, int threads) {
   check_range("address", address, bytes);
   const auto* data = reinterpret_cast<const uint8_t*>(address);
   const auto read = KV_SELECT(checksum_kernels).read;
-  return sum_pieces(bytes, [=](int64_t at, int64_t length) { return read(0, data + at, length); });
+  return sum_pieces(bytes, threads, [=](int64_t at, int64_t length) { return read(0, data + at, length); });
 }
 
-uint64_t copy_checksum(uintptr_t target, uintptr_t source, int64_t bytes) {
+uint64_t copy_checksum(uintptr_t target, uintptr_t source, int64_t bytes, int threads) {
   check_range("target", target, bytes);
   check_range("source", source, bytes);
   auto* out = reinterpret_cast<uint8_t*>(target);
   const auto* in = reinterpret_cast<const uint8_t*>(source);
   if (out < in + bytes && in < out + bytes) throw nb::value_error("target and source overlap");
   const auto copy = KV_SELECT(checksum_kernels).copy;
-  return sum_pieces(bytes, [=](int64_t at, int64_t length) { return copy(0, out + at, in + at, length); });
+  return sum_pieces(bytes, threads, [=](int64_t at, int64_t length) { return copy(0, out + at, in + at, length); });
 }
 
 }  // namespace
@@ -169,8 +170,10 @@ void bind_block_copy(nb::module_& m) {
         "Copies block ids[i] of the pool to block i of the buffer.");
   m.def("scatter_blocks", &scatter_blocks, "pool"_a, "ids"_a, "buffer"_a, "checksums"_a.noconvert().none() = nb::none(),
         "Copies block i of the buffer to block ids[i] of the pool.");
-  m.def("checksum", &checksum, "address"_a, "bytes"_a, "CRC-64/NVME of a range.");
-  m.def("copy_checksum", &copy_checksum, "target"_a, "source"_a, "bytes"_a, "Copies a range; returns its CRC-64/NVME.");
+  m.def("checksum", &checksum, "address"_a, "bytes"_a, "threads"_a = 0,
+        "CRC-64/NVME of a range. threads: 0 takes as many as pay; where others compute meanwhile, give 1.");
+  m.def("copy_checksum", &copy_checksum, "target"_a, "source"_a, "bytes"_a, "threads"_a = 0,
+        "Copies a range; returns its CRC-64/NVME.");
 }
 
 }  // namespace kv

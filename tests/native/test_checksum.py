@@ -77,6 +77,11 @@ def test_threads_and_pieces_do_not_change_the_value(native: ModuleType, isa: str
             target = np.zeros_like(data)
             found |= {checksum(native, data), native.copy_checksum(target.ctypes.data, data.ctypes.data, data.nbytes)}
             assert np.array_equal(target, data)
+    for count in (1, 2, 3):
+        target = np.zeros_like(data)
+        found.add(native.checksum(data.ctypes.data, data.nbytes, threads=count))
+        found.add(native.copy_checksum(target.ctypes.data, data.ctypes.data, data.nbytes, threads=count))
+        assert np.array_equal(target, data)
     assert len(found) == 1
 
 
@@ -116,8 +121,10 @@ def test_any_burst_of_64_bits_shows(native: ModuleType) -> None:
         (lambda native, at: native.copy_checksum(at, 0, 1), "source"),
         (lambda native, at: native.copy_checksum(at, at + 4, 8), "overlap"),
         (lambda native, at: native.copy_checksum(at, at + 8, -8), "bytes"),
+        (lambda native, at: native.checksum(at, 8, -1), "threads"),
+        (lambda native, at: native.copy_checksum(at, at + 8, 8, -1), "threads"),
     ],
-    ids=["no-address", "negative", "no-target", "no-source", "overlap", "negative-copy"],
+    ids=["no-address", "negative", "no-target", "no-source", "overlap", "negative-copy", "threads", "copy-threads"],
 )
 def test_wrong_ranges_are_refused(native: ModuleType, call: Callable[[ModuleType, int], int], names: str) -> None:
     memory = random_bytes(64)
