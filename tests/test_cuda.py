@@ -2,11 +2,14 @@
 
 import random
 
+import numpy as np
 import pytest
 import torch
 
-from kvpager import KVLayout, open_cache
+from kvpager import HostTier, KVLayout, PagedCache, Sequence, open_cache
 from kvpager.engine import Engine, Sampling
+from kvpager.tiers.rows import TorchRows
+from kvpager.types import TierKind
 from tests.tiny_model import ref, sharp_prompt, tiny_model
 
 pytestmark = [
@@ -36,3 +39,31 @@ def test_the_engine_gives_the_tokens_of_plain_generation() -> None:
         for done in engine.generate(prompts, Sampling(max_tokens=16)):
             assert list(done.token_ids) == ref(prompts[done.index], 16)
         engine.check()
+
+
+@pytest.mark.parametrize("write_back", ["through", "back"])
+def test_pages_go_to_pinned_memory_and_come_back_with_every_byte(write_back: str) -> None:
+    layout = KVLayout(layers=2, kv_heads=2, head_dim=64, dtype="bfloat16", page_size=16)
+    tiers = [HostTier("64 MiB")]
+    with open_cache(layout, num_blocks=6, device="cuda", tiers=tiers, write_back=write_back) as cache:
+        contents = {}
+        for start in (1, 1001, 2001, 1, 1001):
+            tokens = list(range(start, start + 70))
+            seq = cache.sequence(tokens)
+            k = contents.setdefault(start, torch.randn(2, 70, 2, 64, dtype=torch.bfloat16, device="cuda"))
+            found = seq.prefix_tokens
+            with cache.step({seq: 70 - found}):
+                _fill(cache, seq, k, found)
+            assert torch.equal(seq.read(0, 70)[0], k)
+            assert torch.equal(seq.read(0, 70)[1], -k)
+            cache.check()
+            seq.free()
+        assert seq.prefix_by_tier[TierKind.HOST] > 0
+
+
+def _fill(cache: PagedCache, seq: Sequence, k: torch.Tensor, start: int) -> None:
+    rows = TorchRows(cache.arena, cache.layout)
+    positions = np.arange(start, k.shape[1])
+    blocks = seq.tables[0].snapshot()[positions // cache.layout.page_size]
+    for layer in range(cache.layout.layers):
+        rows.write(layer, blocks, positions % cache.layout.page_size, k[layer, start:], -k[layer, start:])

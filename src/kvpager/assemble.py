@@ -18,9 +18,9 @@ from kvpager.memory.arena import Arena
 from kvpager.memory.block_pool import BlockPool
 from kvpager.memory.layout import KVLayout
 from kvpager.prefix.index import PrefixIndex
-from kvpager.tiers.device import DeviceTier, make_arena
+from kvpager.tiers.device import DeviceTier, make_arena, pin_memory, unpin_memory
 from kvpager.tiers.device_pages import DevicePages
-from kvpager.tiers.host import HostStore
+from kvpager.tiers.host import HostStore, Pinning
 from kvpager.tiers.migration import Migration, WriteBack
 from kvpager.tiers.mover import Mover, ThreadMover
 from kvpager.tiers.options import AUTO, DiskTier, HostTier, RemoteTier, TierOptions
@@ -99,7 +99,8 @@ def open_cache(
         rewind=rewind,
     )
     if tiers:
-        stores = [_open_tier(options, layout.block_stride) for options in tiers]
+        pinning = Pinning(pin_memory, unpin_memory) if device.startswith("cuda") else None
+        stores = [_open_tier(options, layout.block_stride, pinning) for options in tiers]
         _put_below(
             cache, stores, mover, clock, _write_back(write_back), _moving_bytes(max_moving, cache), load_deadline
         )
@@ -142,10 +143,10 @@ def _lanes(stores: list[LowerTier]) -> dict[str, int]:
     return loads | {f"{store.name} store": store.store_threads for store in stores}
 
 
-def _open_tier(options: TierOptions, page_bytes: int) -> LowerTier:
+def _open_tier(options: TierOptions, page_bytes: int, pinning: Pinning | None) -> LowerTier:
     if isinstance(options, HostTier):
         slots = options.pages or HostStore.slots_in(_host_bytes(options), page_bytes)
-        return HostStore(page_bytes, slots, LRU(slots))
+        return HostStore(page_bytes, slots, LRU(slots), pinning)
     if isinstance(options, DiskTier | RemoteTier):
         raise ConfigError("not yet")
     raise ConfigError(f"a tier is given as HostTier, DiskTier or RemoteTier, not as {type(options).__name__}")

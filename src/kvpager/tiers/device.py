@@ -3,6 +3,11 @@
 On "cpu" the arena is plain memory. On CUDA it is one tensor of bytes.
 """
 
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
 import numpy as np
 
 from kvpager.errors import ConfigError
@@ -50,10 +55,46 @@ class TorchArena:
         self.max_blocks = max(num_blocks, max_blocks or 0)
         self.num_blocks = num_blocks
         self.blocks = self._allocate(num_blocks)
+        self._thread = threading.local()
 
     @property
     def address(self) -> int:
         return int(self.blocks.data_ptr())
+
+    def mark(self) -> object:
+        """This moment in the order of the device's work; transfers begin when all of it before is done."""
+        if self.blocks.device.type != "cuda":
+            return None
+        event = self._torch.cuda.Event()  # type: ignore[no-untyped-call]
+        event.record()
+        return event
+
+    def download(self, ids: list[int], pages: list[np.ndarray], after: list[object]) -> None:
+        """Copies blocks out, on a stream of the calling thread's own; returns when the bytes are there."""
+        with self._copying(after):
+            for block, page in zip(ids, pages, strict=True):
+                self._torch.from_numpy(page).copy_(self.blocks[block], non_blocking=True)
+
+    def upload(self, pages: list[np.ndarray], ids: list[int], after: list[object]) -> None:
+        """Copies pages into blocks; returns when the device has them."""
+        with self._copying(after):
+            for block, page in zip(ids, pages, strict=True):
+                self.blocks[block].copy_(self._torch.from_numpy(page), non_blocking=True)
+
+    @contextmanager
+    def _copying(self, after: list[Any]) -> Iterator[None]:
+        if self.blocks.device.type != "cuda":
+            yield
+            return
+        stream = getattr(self._thread, "stream", None)
+        if stream is None:
+            stream = self._thread.stream = self._torch.cuda.Stream(self.blocks.device)  # type: ignore[no-untyped-call]
+        for event in after:
+            if event is not None:
+                stream.wait_event(event)
+        with self._torch.cuda.stream(stream):
+            yield
+        stream.synchronize()
 
     def resize(self, num_blocks: int) -> None:
         if num_blocks > self.max_blocks:
@@ -94,3 +135,22 @@ def make_arena(device: str, num_blocks: int, block_stride: int, max_blocks: int)
         return HostArena(num_blocks, block_stride, max_blocks)
     arena: Arena = TorchArena(device, num_blocks, block_stride, max_blocks)
     return arena
+
+
+def pin_memory(address: int, size: int) -> None:
+    """Tells CUDA that ``size`` bytes of ordinary memory stay where they are, so that copies need no detour.
+
+    Nothing is allocated: torch's own pinned memory is rounded up to powers of two, and a tier holds what it says.
+    """
+    import torch
+
+    error = torch.cuda.cudart().cudaHostRegister(address, size, 0)  # type: ignore[no-untyped-call]
+    if int(error) != 0:
+        raise ConfigError(f"CUDA can't pin {size} bytes for the host tier (error {int(error)}); make the tier smaller")
+
+
+def unpin_memory(address: int) -> None:
+    """Before the memory goes."""
+    import torch
+
+    torch.cuda.cudart().cudaHostUnregister(address)  # type: ignore[no-untyped-call]

@@ -4,6 +4,7 @@ A block that lies in ordinary memory is its own bytes. Otherwise a worker thread
 """
 
 from collections.abc import Callable, Sequence
+from typing import Protocol, runtime_checkable
 
 import numpy as np
 
@@ -12,6 +13,17 @@ from kvpager.errors import TierError
 from kvpager.memory.block_pool import BlockPool
 from kvpager.tiers.tier import Slot
 from kvpager.types import ContentKey, TierKind
+
+
+@runtime_checkable
+class FarMemory(Protocol):
+    """An arena whose bytes have to be copied; tiers/device.py has it for torch devices. In worker threads, but mark."""
+
+    def mark(self) -> object: ...
+
+    def download(self, ids: list[int], pages: list[np.ndarray], after: list[object]) -> None: ...
+
+    def upload(self, pages: list[np.ndarray], ids: list[int], after: list[object]) -> None: ...
 
 
 class DevicePages:
@@ -34,7 +46,7 @@ class DevicePages:
         was_cached = self._pool.pin(np.array([block], np.int32))
         if len(was_cached):
             self._taken(was_cached)
-        return Slot(key, block, self._memory(block))
+        return self._slot(block, key)
 
     def let_go(self, slot: Slot) -> None:
         cached = self._pool.unpin(np.array([slot.index], np.int32)).cached
@@ -42,24 +54,27 @@ class DevicePages:
 
     def landing(self, block: int, key: ContentKey) -> Slot:
         """A block that is filled. REQUIRES: the caller holds it, and nobody reads it."""
-        return Slot(key, block, self._memory(block))
+        return self._slot(block, key)
 
     def read(self, slots: Sequence[Slot], into: Sequence[np.ndarray]) -> list[int | TierError]:
-        arena, found = self._pool.arena, list[int | TierError]()
-        for slot, page in zip(slots, into, strict=True):
-            if slot.memory is not None:
-                found.append(copy_checksum(page, slot.memory))
-            else:
-                arena.download(slot.index, page)  # type: ignore[attr-defined]
-                found.append(checksum(page))
-        return found
+        sources = [slot.memory for slot in slots if slot.memory is not None]
+        if len(sources) == len(slots):
+            return [copy_checksum(page, source) for page, source in zip(into, sources, strict=True)]
+        self._far.download([slot.index for slot in slots], list(into), [slot.place for slot in slots])
+        return [checksum(page) for page in into]
 
     def write(self, slots: Sequence[Slot], pages: Sequence[np.ndarray]) -> list[TierError | None]:
-        for slot, page in zip(slots, pages, strict=True):
-            self._pool.arena.upload(page, slot.index)  # type: ignore[attr-defined]
+        self._far.upload(list(pages), [slot.index for slot in slots], [slot.place for slot in slots])
         return [None] * len(slots)
 
-    def _memory(self, block: int) -> np.ndarray | None:
-        """The block's bytes where a processor can reach them."""
-        blocks = self._pool.arena.blocks  # type: ignore[attr-defined]
-        return blocks[block] if isinstance(blocks, np.ndarray) else None
+    def _slot(self, block: int, key: ContentKey) -> Slot:
+        blocks = getattr(self._pool.arena, "blocks", None)
+        if isinstance(blocks, np.ndarray):
+            return Slot(key, block, blocks[block])
+        return Slot(key, block, place=self._far.mark())
+
+    @property
+    def _far(self) -> FarMemory:
+        arena = self._pool.arena
+        assert isinstance(arena, FarMemory), "memory that no processor can reach has to be copied"
+        return arena

@@ -1,6 +1,7 @@
 """The host tier: copies of pages in ordinary memory. On CUDA the memory is pinned; on CPU huge pages are advised."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -15,17 +16,28 @@ from kvpager.types import ContentKey, TierKind
 _HUGE_PAGE = 2 << 20  # memory is taken in these steps
 
 
+@dataclass(frozen=True, slots=True)
+class Pinning:
+    """Tells the device's driver that memory (address, bytes) stays in place, and that it may go again."""
+
+    pin: Callable[[int, int], None]
+    unpin: Callable[[int], None]
+
+
 class HostStore:
-    """``num_slots`` pages of ``page_bytes``. ``policy`` says which goes first."""
+    """``num_slots`` pages of ``page_bytes``. ``policy`` says which goes first. ``pinning``: for a GPU that copies."""
 
     kind = TierKind.HOST
     name = "host"
     is_persistent = False
     load_threads = store_threads = 1  # a copy by one thread takes most of what memory gives
 
-    def __init__(self, page_bytes: int, num_slots: int, policy: EvictionPolicy) -> None:
+    def __init__(self, page_bytes: int, num_slots: int, policy: EvictionPolicy, pinning: Pinning | None = None) -> None:
         self.page_bytes = page_bytes
         self._arena = HostArena(num_slots, page_bytes)
+        self._pinning = pinning
+        if pinning is not None:
+            pinning.pin(self._arena.address, num_slots * page_bytes)
         self._book = SlotBook(num_slots, policy)
         self._checksums = [0] * num_slots
         self._touched = 0  # slots ever written: their memory is held until the tier is closed
@@ -154,7 +166,9 @@ class HostStore:
         self._book.check()
 
     def close(self) -> None:
-        pass
+        if self._pinning is not None:
+            self._pinning.unpin(self._arena.address)
+            self._pinning = None
 
 
 def _rounded(size: int) -> int:
