@@ -97,10 +97,10 @@ class SystemFiles:
         return os.stat(name, dir_fd=folder, follow_symlinks=False)
 
     def preadv(self, fd: int, buffers: Buffers, offset: int) -> int:
-        return os.preadv(fd, list(buffers), offset)
+        return os.preadv(fd, [buffer.data for buffer in buffers], offset)
 
     def pwritev(self, fd: int, buffers: Buffers, offset: int) -> int:
-        return os.pwritev(fd, list(buffers), offset)
+        return os.pwritev(fd, [buffer.data for buffer in buffers], offset)
 
     def fallocate(self, fd: int, size: int) -> None:
         os.posix_fallocate(fd, 0, size)

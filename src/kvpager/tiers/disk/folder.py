@@ -103,8 +103,8 @@ class Folder:
         if facts.st_mode & 0o077:
             mode = stat.S_IMODE(facts.st_mode)
             raise ConfigError(
-                f"the disk tier's folder {self.path} is open to other users (mode {mode:04o}): chmod 700 {self.path}, or "
-                f"{_SHARED}"
+                f"the disk tier's folder {self.path} is open to other users (mode {mode:04o}): "
+                f"chmod 700 {self.path}, or {_SHARED}"
             )
 
     def _lock(self) -> None:

@@ -54,7 +54,7 @@ class Slab:
     # -- payloads -----------------------------------------------------------------------------------------------
 
     def read_slots(self, first: int, buffers: Sequence[np.ndarray]) -> bool:
-        """Neighbouring slots; False where the file ends before. REQUIRES: all buffers but the last as long as a slot."""
+        """Neighbouring slots; False where the file ends before. REQUIRES: each buffer as long as a slot."""
         return read_all(self._files, self._payload_fd, buffers, self.shape.slot_at(first))
 
     def write_slots(self, first: int, buffers: Sequence[np.ndarray]) -> None:
@@ -82,7 +82,7 @@ class Slab:
 
 
 def create_slab(folder: Folder, shape: Shape, encoding: str, direct: bool | str) -> Slab:
-    """Makes the file under another name first, so that a slab is found whole or not at all. Raises OSError, TierFull."""
+    """Makes the file under another name first, so a slab is there whole or not at all. Raises OSError, TierFull."""
     files = folder.files
     folder.make_room(shape.file_bytes)
     superblock = Superblock(folder.new_slab(), shape, encoding)

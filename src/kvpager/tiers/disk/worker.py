@@ -1,6 +1,6 @@
-"""The half of the disk tier that worker threads run: makes slabs, moves batches, empties headers, notices what is gone.
+"""The part of the disk tier that worker threads run: makes slabs, moves batches, empties headers, sees what is gone.
 
-Changes no book. What the books need to know it leaves in ``Place``, ``Extent.slab`` and ``Slab.lost``. Locks are between
+Changes no book. What the books need to know it leaves in ``Place``, ``Extent.slab`` and ``Slab.lost``. Locks are among
 workers only: one makes a slab while the others wait; nobody waits for a batch.
 """
 
