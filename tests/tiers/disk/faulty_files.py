@@ -1,7 +1,7 @@
 """File systems that go wrong, for tests of whatever is given a ``Files``.
 
-    FaultyFiles     some calls fail, are cut short, hang on an event, or end the process
-    TracedFiles     notes what is written; ``replay`` makes the folder that a loss of power may leave behind
+FaultyFiles     some calls fail, are cut short, hang on an event, or end the process
+TracedFiles     notes what is written; ``replay`` makes the folder that a loss of power may leave behind
 """
 
 import errno

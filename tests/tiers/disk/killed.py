@@ -24,7 +24,7 @@ def work(folder: Path, files: FaultyFiles, seed: int) -> None:
     store = open_store(folder, CAPACITY, files=files)
     number = 0
     while number < 50:
-        batch = range(number, min(50, number + rng.randint(3, 9)))
+        batch = range(number, min(50, number + rng.randint(4, 12)))
         put(store, *batch)
         number = batch.stop
     store.close()
