@@ -145,7 +145,8 @@ class RemoteStore:
         if error is None:
             self._loaded.pages += 1
             self._loaded.bytes += self.page_bytes
-            self._verdicts.set_there(slot.key)
+            if self._verdicts.get(slot.key):  # not forgotten meanwhile
+                self._verdicts.set_there(slot.key)
             return
         self._loaded.failed += 1
         if isinstance(error, WrongContent):
