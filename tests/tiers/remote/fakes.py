@@ -1,14 +1,16 @@
-"""A store of objects that is a dictionary, with a fault for every call; and a tier around it, on a clock moved by hand."""
+"""A store of objects that is a dictionary, with a fault for every call; and a tier on a clock that is moved by hand."""
 
 import random
 from collections.abc import Callable, Sequence
 
 from kvpager.errors import TierError
 from kvpager.tiers.health import Health
-from kvpager.tiers.remote.object_store import Missing
+from kvpager.tiers.remote.object_format import ObjectFormat
+from kvpager.tiers.remote.object_store import Missing, ObjectStore
 from kvpager.tiers.remote.retry import Retry
 from kvpager.tiers.remote.store import RemoteStore
 from kvpager.tiers.remote.verdicts import Verdicts
+from kvpager.tiers.sealing import Packing, Seal
 
 IDENTITY = bytes(range(32))
 
@@ -68,22 +70,25 @@ class DictObjects:
 
 
 def make_store(
-    objects: DictObjects,
+    objects: ObjectStore,
     clock: Hand,
     page_bytes: int,
     *,
     tries: int = 3,
+    deadline: float = 1.0,
     max_moving: int = 64,
     identity: bytes = IDENTITY,
+    packing: Packing | None = None,
+    seal: Seal | None = None,
 ) -> RemoteStore:
     return RemoteStore(
         objects,
-        page_bytes,
-        identity,
+        ObjectFormat(page_bytes, identity, packing, seal),
         clock,
         Retry(clock, clock.sleep, random.Random(1).random, tries=tries),
         Health(clock),
         Verdicts(clock, there_for=300.0, absent_for=5.0, most=1000),
         prefix="test/",
+        deadline=deadline,
         max_moving=max_moving,
     )
