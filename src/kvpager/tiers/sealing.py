@@ -178,7 +178,7 @@ class AesGcm:
             from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
         except ImportError as error:
             raise MissingExtra("cryptography", "encryption", "encryption of pages") from error
-        self._cipher = lambda mode: Cipher(algorithms.AES(key.secret), mode)
+        self._cipher: Callable[[Any], Any] = lambda mode: Cipher(algorithms.AES(key.secret), mode)
         self._mode = modes.GCM
         self._invalid_tag = InvalidTag
         self._random = random
