@@ -19,7 +19,7 @@ from kvpager.memory.arena import Arena
 from kvpager.memory.block_pool import BlockPool
 from kvpager.memory.layout import KVLayout
 from kvpager.prefix.index import PrefixIndex
-from kvpager.tiers.device import DeviceTier, make_arena
+from kvpager.tiers.device import DeviceTier, make_arena, pin_memory, unpin_memory
 from kvpager.tiers.device_pages import DevicePages
 from kvpager.tiers.host import HostStore, Pinning
 from kvpager.tiers.migration import Migration, WriteBack
