@@ -22,7 +22,7 @@ PUBLIC = sorted(
     + [ROOT / name for name in ("Makefile", "constraints.txt", "pyproject.toml", "mkdocs.yml", "CITATION.cff")]
     + [ROOT / name for name in (".ci/run", ".pre-commit-config.yaml", ".editorconfig")]
 )
-READS_ENVIRONMENT = {"config.py", "models"}  # load_options, and KVPAGER_HOME
+READS_ENVIRONMENT = {"config", "models"}  # load_options, and KVPAGER_HOME
 
 MACHINE_PATH = re.compile(r"(?<![\w.~])/(?:work|root|home|Users|mnt|scratch)/")
 PACKAGE_HOST = re.compile(

@@ -16,7 +16,9 @@ from kvpager.errors import (
     OutOfBlocks,
     RequestError,
     TierError,
+    TierFull,
     UnsupportedModel,
+    WrongContent,
 )
 from kvpager.version import __version__
 
@@ -26,18 +28,18 @@ if TYPE_CHECKING:
     from kvpager.cache.paged_cache import PagedCache
     from kvpager.cache.reclaim import Watermarks
     from kvpager.cache.sequence import Sequence
+    from kvpager.config.tiers import DiskTier, HostTier, RemoteTier
     from kvpager.memory.layout import KVLayout, LayerSpec
     from kvpager.prefix.hashing import Media, Scope
-    from kvpager.tiers.options import DiskTier, HostTier, RemoteTier
 
 _HOME = {
-    "DiskTier": "kvpager.tiers.options",
-    "HostTier": "kvpager.tiers.options",
+    "DiskTier": "kvpager.config.tiers",
+    "HostTier": "kvpager.config.tiers",
     "KVLayout": "kvpager.memory.layout",
     "LayerSpec": "kvpager.memory.layout",
     "Media": "kvpager.prefix.hashing",
     "PagedCache": "kvpager.cache.paged_cache",
-    "RemoteTier": "kvpager.tiers.options",
+    "RemoteTier": "kvpager.config.tiers",
     "Scope": "kvpager.prefix.hashing",
     "Sequence": "kvpager.cache.sequence",
     "Watermarks": "kvpager.cache.reclaim",
@@ -62,8 +64,10 @@ __all__ = [
     "Scope",
     "Sequence",
     "TierError",
+    "TierFull",
     "UnsupportedModel",
     "Watermarks",
+    "WrongContent",
     "__version__",
     "attention",
     "open_cache",

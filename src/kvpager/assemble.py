@@ -10,7 +10,8 @@ from kvpager.cache.fault import FaultLog
 from kvpager.cache.lower_pages import LowerPages
 from kvpager.cache.paged_cache import PagedCache
 from kvpager.cache.reclaim import Reclaimer, Watermarks
-from kvpager.config import parse_size, total_memory
+from kvpager.config import parse_size, resolve_host_capacity
+from kvpager.config.tiers import HostTier, TierOptions, check_order
 from kvpager.errors import ConfigError
 from kvpager.eviction.lru import LRU
 from kvpager.eviction.policy import EvictionPolicy
@@ -23,7 +24,6 @@ from kvpager.tiers.device_pages import DevicePages
 from kvpager.tiers.host import HostStore, Pinning
 from kvpager.tiers.migration import Migration, WriteBack
 from kvpager.tiers.mover import Mover, ThreadMover
-from kvpager.tiers.options import AUTO, DiskTier, HostTier, RemoteTier, TierOptions
 from kvpager.tiers.row_access import RowAccess, Rows
 from kvpager.tiers.tier import LowerTier
 from kvpager.types import Clock
@@ -100,7 +100,8 @@ def open_cache(
     )
     if tiers:
         pinning = Pinning(pin_memory, unpin_memory) if device.startswith("cuda") else None
-        stores = [_open_tier(options, layout.block_stride, pinning) for options in tiers]
+        pool_bytes = blocks * layout.block_stride if device == "cpu" else 0
+        stores = [_open_tier(options, layout.block_stride, pool_bytes, pinning) for options in check_order(tiers)]
         _put_below(
             cache, stores, mover, clock, _write_back(write_back), _moving_bytes(max_moving, cache), load_deadline
         )
@@ -143,18 +144,12 @@ def _lanes(stores: list[LowerTier]) -> dict[str, int]:
     return loads | {f"{store.name} store": store.store_threads for store in stores}
 
 
-def _open_tier(options: TierOptions, page_bytes: int, pinning: Pinning | None) -> LowerTier:
+def _open_tier(options: TierOptions, page_bytes: int, pool_bytes: int, pinning: Pinning | None) -> LowerTier:
+    """``pool_bytes``: memory of the host that the pool will take."""
     if isinstance(options, HostTier):
-        slots = options.pages or HostStore.slots_in(_host_bytes(options), page_bytes)
+        slots = options.pages or HostStore.slots_in(resolve_host_capacity(options.capacity, pool_bytes), page_bytes)
         return HostStore(page_bytes, slots, LRU(slots), pinning)
-    if isinstance(options, DiskTier | RemoteTier):
-        raise ConfigError("not yet")
-    raise ConfigError(f"a tier is given as HostTier, DiskTier or RemoteTier, not as {type(options).__name__}")
-
-
-def _host_bytes(options: HostTier) -> int:
-    total = total_memory()
-    return total // 4 if options.capacity == AUTO else parse_size(options.capacity, total=total)
+    raise ConfigError(f"not yet: {options}")
 
 
 def _moving_bytes(limit: int | str, cache: PagedCache) -> int:

@@ -14,7 +14,7 @@ from kvpager.cli.arguments import (
     chosen_sampling,
     did_you_mean,
 )
-from kvpager.config import Options, list_options
+from kvpager.config import DiskTier, HostTier, Options, list_options
 from kvpager.engine.sampling_params import Sampling
 from kvpager.errors import ConfigError
 
@@ -44,9 +44,8 @@ def test_without_arguments_the_defaults_hold() -> None:
 
 @pytest.mark.parametrize("row", list_options(), ids=lambda row: row.name)
 def test_every_option_is_a_flag(row: object) -> None:
-    flag = f"--{row.name.replace('_', '-')}"  # type: ignore[attr-defined]
     help_text = _parser().format_help()
-    assert flag in help_text
+    assert f" {row.flag}" in help_text  # type: ignore[attr-defined]
     assert " ".join(row.meaning.split()) in " ".join(help_text.split()).replace("- ", "-")  # type: ignore[attr-defined]
 
 
@@ -57,6 +56,8 @@ def test_every_option_is_a_flag(row: object) -> None:
         (["--page-size", "16KiB"], "page_size", "16KiB"),
         (["--page-size", "64"], "page_size", 64),
         (["--max-context", "100"], "max_context", 100),
+        (["--tier", "host=1GiB", "--tier=disk=/kv,size=2GiB"], "tiers", (HostTier("1GiB"), DiskTier("/kv", "2GiB"))),
+        (["--load-deadline", "none"], "load_deadline", None),
         (["--seed", "none"], "seed", None),
         (["--deterministic"], "deterministic", True),
         (["--no-prefix-cache"], "prefix_cache", False),

@@ -70,15 +70,13 @@ def add_common(parser: argparse.ArgumentParser, names: Iterable[str] | None = No
 
 
 def _add_option(group: argparse._ArgumentGroup, row: OptionInfo) -> None:
-    flag = f"--{row.name.replace('_', '-')}"
-    default = str(row.default).lower() if row.default is None or row.is_flag else row.default
-    text = f"{row.meaning} Default: {default}.".replace("%", "%%")
-    if row.is_flag:
-        group.add_argument(
-            flag, dest=_OPTION + row.name, action=argparse.BooleanOptionalAction, default=None, help=text
-        )
+    text = f"{row.meaning} Default: {row.written}.".replace("%", "%%")
+    dest = _OPTION + row.name
+    if row.is_switch:
+        group.add_argument(row.flag, dest=dest, action=argparse.BooleanOptionalAction, default=None, help=text)
     else:
-        group.add_argument(flag, dest=_OPTION + row.name, metavar="VALUE", help=text)
+        action = "append" if row.is_list else "store"
+        group.add_argument(row.flag, dest=dest, action=action, metavar="VALUE", help=text)
 
 
 def chosen_options(arguments: argparse.Namespace) -> Options:

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from kvpager import ConfigError, MissingExtra
-from kvpager.tiers.options import RemoteTier
+from kvpager.config.tiers import RemoteTier
 from kvpager.tiers.remote.open import open_remote
 from kvpager.tiers.remote.shown_url import shown_url
 from tests.contracts.lower_tier import PAGE_BYTES, content, key, page

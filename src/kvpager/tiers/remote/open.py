@@ -5,9 +5,9 @@ import re
 import time
 from importlib import import_module
 
+from kvpager.config.tiers import RemoteTier
 from kvpager.errors import ConfigError, MissingExtra
 from kvpager.tiers.health import Health
-from kvpager.tiers.options import RemoteTier
 from kvpager.tiers.remote.object_format import ObjectFormat
 from kvpager.tiers.remote.object_store import ObjectStore
 from kvpager.tiers.remote.retry import Retry

@@ -3,18 +3,21 @@
 They hold settings only. The tiers themselves are opened by assemble.py, which knows the size of a page.
 """
 
-from dataclasses import dataclass
+from collections.abc import Iterable
+from dataclasses import dataclass, field
 from pathlib import Path
 
-AUTO = "auto"
+from kvpager.config.shown import shown
+from kvpager.config.sizes import AUTO
+from kvpager.errors import ConfigError
 
 
 @dataclass(frozen=True, slots=True)
 class HostTier:
     """Copies in ordinary memory; pinned where the device is a GPU.
 
-    ``capacity``: bytes (``"8 GiB"``), or ``"auto"``: a quarter of what the machine, or its control group, has.
-    ``pages``: instead of a capacity, how many pages.
+    ``capacity``: bytes (``"8 GiB"``), a share of all memory (``"40%"``), or ``"auto"``: a quarter of what the machine,
+    or its control group, has. ``pages``: instead of a capacity, how many pages.
     """
 
     capacity: int | str = AUTO
@@ -25,12 +28,17 @@ class HostTier:
 class DiskTier:
     """Copies in files of ``folder``, which outlive the process. ``capacity``: all that the folder may hold, in bytes.
 
-    ``read_only``: use what another process keeps there, and write nothing.
+    ``read_only``: use what another process keeps there, and write nothing. ``key_file``: a file of 32 secret bytes;
+    pages then carry a keyed seal, and what was changed without the key is not used. ``encrypt``: nor can they be read
+    without it. ``compress``: without loss, where that makes a page smaller.
     """
 
     folder: str | Path
     capacity: int | str
     read_only: bool = False
+    key_file: str | Path | None = None
+    encrypt: bool = False
+    compress: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +53,7 @@ class RemoteTier:
     way in each direction; more is refused.
     """
 
-    url: str
+    url: str = field(repr=False)  # it may hold a password
     deadline: float = 1.0
     tries: int = 3
     prefix: str = "kvpager/"
@@ -55,3 +63,19 @@ class RemoteTier:
 
 
 TierOptions = HostTier | DiskTier | RemoteTier
+_NEAREST_FIRST = (HostTier, DiskTier, RemoteTier)
+
+
+def check_order(tiers: Iterable[object]) -> tuple[TierOptions, ...]:
+    """The tiers as a tuple. Raises ConfigError unless they are tiers, each kind at most once, the nearest first."""
+    found: list[TierOptions] = []
+    for tier in tiers:
+        if not isinstance(tier, _NEAREST_FIRST):
+            raise ConfigError(f"a tier is a HostTier, DiskTier or RemoteTier, not {shown(tier)}")
+        found.append(tier)
+    ranks = [_NEAREST_FIRST.index(type(tier)) for tier in found]
+    if len(set(ranks)) < len(ranks):
+        raise ConfigError("there can be one tier of each kind; give each of host, disk and remote at most once")
+    if ranks != sorted(ranks):
+        raise ConfigError("tiers are given with the nearest first: host, then disk, then remote")
+    return tuple(found)

@@ -10,7 +10,10 @@ from hypothesis import strategies as st
 
 from kvpager.config import (
     MAX_SIZE,
+    DiskTier,
+    HostTier,
     Options,
+    auto_host_size,
     auto_pool_size,
     available_memory,
     format_size,
@@ -19,6 +22,7 @@ from kvpager.config import (
     options_table,
     parse_size,
     resolve_capacity,
+    resolve_host_capacity,
     total_memory,
 )
 from kvpager.errors import ConfigError
@@ -264,6 +268,25 @@ def test_resolve_capacity() -> None:
     assert resolve_capacity(4096, available=1000) == 4096
 
 
+def test_auto_host_size_is_a_quarter_of_all_memory_and_never_more_than_is_free() -> None:
+    assert auto_host_size(total=1000, free=900) == 250
+    assert auto_host_size(total=1000, free=100) == 85
+    assert auto_host_size(total=1000, free=-5) == 0
+
+
+def test_a_host_tier_s_capacity(host: Host) -> None:
+    host.write("proc/self/cgroup", "0::/pod\n")
+    host.group("pod", memory_max=8 * GIB, memory_current=GIB)
+    assert resolve_host_capacity("auto", root=host.root) == 2 * GIB  # of the group's memory, not of the machine's
+    assert resolve_host_capacity("auto", pool_bytes=6 * GIB, root=host.root) == GIB * 85 // 100
+    assert resolve_host_capacity("50%", root=host.root) == 4 * GIB
+    assert resolve_host_capacity("8GiB", root=host.root) == 8 * GIB
+    with pytest.raises(ConfigError, match="more than the 8 GiB that this process may use"):
+        resolve_host_capacity("9GiB", root=host.root)
+    with pytest.raises(ConfigError, match="no memory is free for a host tier"):
+        resolve_host_capacity("auto", pool_bytes=7 * GIB, root=host.root)
+
+
 # -------------------------------------------------------------------------------------------------------- options
 
 
@@ -335,6 +358,10 @@ def test_reserved_and_empty_variables_are_not_options() -> None:
         ("eviction_threshold", 0, 0.0),
         ("max_context", "none", None),
         ("seed", 2**64 - 1, 2**64 - 1),
+        ("tiers", [], ()),
+        ("tiers", ["host=8GiB", DiskTier("/kv", "1GiB")], (HostTier("8GiB"), DiskTier("/kv", "1GiB"))),
+        ("load_deadline", 2, 2.0),
+        ("load_deadline", "none", None),
     ],
 )
 def test_values_come_in_their_normal_form(name: str, value: object, read: object) -> None:
@@ -375,6 +402,14 @@ def test_values_come_in_their_normal_form(name: str, value: object, read: object
         ("max_waiting", 2**63),
         ("max_context", 0),
         ("attention", ""),
+        ("tiers", "host=8GiB"),
+        ("tiers", None),
+        ("tiers", [3]),
+        ("write_back", "never"),
+        ("load_deadline", 0),
+        ("load_deadline", float("inf")),
+        ("load_deadline", float("nan")),
+        ("load_deadline", True),
         ("seed", -1),
         ("seed", 2**64),
         ("debug", None),
@@ -396,6 +431,26 @@ def test_errors_name_the_source(config: Path) -> None:
         load_options(environ={"KVPAGER_MAX_RUNNING": "many"})
     with pytest.raises(ConfigError, match=r"'max_running' can't be -1 \(argument\)"):
         load_options(environ={}, overrides={"max_running": -1})
+
+
+def test_tiers_come_from_each_source(config: Path) -> None:
+    tiers = (HostTier("1GiB"), DiskTier("/kv", "2GiB"))
+    config.write_text('tiers = ["host=1GiB", "disk=/kv,size=2GiB"]\n')
+    assert load_options(config, {}).tiers == tiers
+    assert load_options(environ={"KVPAGER_TIERS": "host=1GiB; disk=/kv,size=2GiB"}).tiers == tiers
+    assert load_options(environ={}, overrides={"tiers": ["host=1GiB", "disk=/kv,size=2GiB"]}).tiers == tiers
+
+
+def test_a_password_in_a_url_is_not_shown() -> None:
+    tiers = ["remote=redis://me:secret@cache:6379/0", "host=1GiB"]
+    for environ in ({"KVPAGER_TIERS": ";".join(tiers)}, {"KVPAGER_TIERS": "remote=x,y=redis://me:secret@cache/0"}):
+        with pytest.raises(ConfigError) as caught:
+            load_options(environ=environ)
+        assert "secret" not in str(caught.value)
+    with pytest.raises(ConfigError, match="nearest first") as caught:
+        Options(tiers=tiers)  # type: ignore[arg-type]
+    assert "secret" not in str(caught.value)
+    assert "secret" not in repr(load_options(environ={"KVPAGER_TIERS": tiers[0]}))
 
 
 def test_errors_cut_long_values_short() -> None:
@@ -484,14 +539,13 @@ def test_the_table_has_every_option_once_with_all_its_words() -> None:
         assert row.legal
         assert row.meaning.endswith(".")
         assert row.change.endswith(".")
-        assert row.is_flag == isinstance(row.default, bool)
+        assert row.is_switch == isinstance(row.default, bool)
         assert f"| `{row.name}` |" in options_table()
 
 
 def test_every_default_can_be_written_in_the_environment() -> None:
     for row in list_options():
-        written = "none" if row.default is None else str(row.default)
-        assert load_options(environ={row.environment: written}) == Options()
+        assert load_options(environ={row.environment: row.written}) == Options()
 
 
 def test_no_cell_of_the_table_breaks_it() -> None:

@@ -1,0 +1,47 @@
+"""What a user can set: sizes, memory, tiers, and the table of options."""
+
+from kvpager.config.memory import (
+    AUTO_HOST_PERCENT,
+    AUTO_POOL_PERCENT,
+    auto_host_size,
+    auto_pool_size,
+    available_memory,
+    resolve_capacity,
+    resolve_host_capacity,
+    total_memory,
+)
+from kvpager.config.options import (
+    DEFAULT_PAGE_SIZE,
+    OptionInfo,
+    Options,
+    list_options,
+    load_options,
+)
+from kvpager.config.options_page import options_table
+from kvpager.config.sizes import AUTO, MAX_SIZE, format_size, parse_size
+from kvpager.config.tiers import DiskTier, HostTier, RemoteTier, TierOptions
+
+__all__ = [
+    "AUTO",
+    "AUTO_HOST_PERCENT",
+    "AUTO_POOL_PERCENT",
+    "DEFAULT_PAGE_SIZE",
+    "MAX_SIZE",
+    "DiskTier",
+    "HostTier",
+    "OptionInfo",
+    "Options",
+    "RemoteTier",
+    "TierOptions",
+    "auto_host_size",
+    "auto_pool_size",
+    "available_memory",
+    "format_size",
+    "list_options",
+    "load_options",
+    "options_table",
+    "parse_size",
+    "resolve_capacity",
+    "resolve_host_capacity",
+    "total_memory",
+]

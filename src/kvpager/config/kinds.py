@@ -1,0 +1,172 @@
+"""Kinds of option values: which are legal, and the normal form of one. Knows no option by name."""
+
+import re
+from dataclasses import dataclass
+from typing import Protocol
+
+from kvpager.config.memory import resolve_capacity
+from kvpager.config.sizes import MAX_SIZE, parse_size
+from kvpager.config.tier_text import parse_tier
+from kvpager.config.tiers import TierOptions, check_order
+
+
+class Kind(Protocol):
+    """The legal values of an option. Both calls give the value in its normal form, or raise ValueError."""
+
+    @property
+    def legal(self) -> str: ...
+
+    def parse(self, text: str) -> object:
+        """A value written as text, as in the environment."""
+        ...
+
+    def check(self, value: object) -> object:
+        """A value of a type of its own, as in a TOML file or an argument."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Flag:
+    legal: str = "true or false"
+
+    def parse(self, text: str) -> bool:
+        word = text.lower()
+        if word in ("true", "1", "yes", "on"):
+            return True
+        if word in ("false", "0", "no", "off"):
+            return False
+        raise ValueError
+
+    def check(self, value: object) -> bool:
+        if not isinstance(value, bool):
+            raise ValueError
+        return value
+
+
+@dataclass(frozen=True, slots=True)
+class Whole:
+    """A whole number from ``low`` to ``high``; ``none`` says what leaving it out means, where that is legal."""
+
+    low: int
+    high: int = 2**63 - 1
+    none: str | None = None
+
+    @property
+    def legal(self) -> str:
+        upto = "" if self.high == 2**63 - 1 else f" and at most {self.high}"
+        none = "" if self.none is None else f", or 'none' ({self.none})"
+        return f"a whole number of at least {self.low}{upto}{none}"
+
+    def parse(self, text: str) -> int | None:
+        if self.none is not None and text.lower() == "none":
+            return None
+        return self.check(int(text))
+
+    def check(self, value: object) -> int | None:
+        if self.none is not None and (value is None or value == "none"):
+            return None
+        if isinstance(value, bool) or not isinstance(value, int) or not self.low <= value <= self.high:
+            raise ValueError
+        return value
+
+
+@dataclass(frozen=True, slots=True)
+class Share:
+    legal: str = "a number from 0 to below 0.5"
+
+    def parse(self, text: str) -> float:
+        return self.check(float(text))
+
+    def check(self, value: object) -> float:
+        if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value < 0.5:
+            raise ValueError
+        return float(value)
+
+
+@dataclass(frozen=True, slots=True)
+class Text:
+    """A text that ``pattern`` matches whole."""
+
+    legal: str
+    pattern: str = r"\S(.*\S)?"
+
+    def parse(self, text: str) -> str:
+        return self.check(text)
+
+    def check(self, value: object) -> str:
+        if not isinstance(value, str) or re.fullmatch(self.pattern, value) is None:
+            raise ValueError
+        return value
+
+
+@dataclass(frozen=True, slots=True)
+class Capacity:
+    """``auto``, a size or a percentage; stays as it was written, because only the device knows what a share is of."""
+
+    legal: str = "'auto', a size such as '2GiB', or a percentage of the free memory such as '80%'"
+
+    def parse(self, text: str) -> str | int:
+        return self.check(text)
+
+    def check(self, value: object) -> str | int:
+        if not isinstance(value, (str, int)):
+            raise ValueError
+        resolve_capacity(value, available=MAX_SIZE)
+        return value
+
+
+@dataclass(frozen=True, slots=True)
+class PageSize:
+    """Tokens (a bare number) or bytes (a number with a unit, which stays as it was written)."""
+
+    legal: str = "tokens such as 16, or bytes of all layers such as '16KiB'"
+
+    def parse(self, text: str) -> str | int:
+        return self.check(text)
+
+    def check(self, value: object) -> str | int:
+        if isinstance(value, str) and not re.fullmatch(r"[+-]?[0-9]+", value):
+            parse_size(value)
+            return value
+        if isinstance(value, (bool, float)) or not isinstance(value, (str, int)) or not 1 <= int(value) <= MAX_SIZE:
+            raise ValueError
+        return int(value)
+
+
+@dataclass(frozen=True, slots=True)
+class Seconds:
+    """A length of time above 0; ``none`` says what leaving it out means."""
+
+    none: str
+
+    @property
+    def legal(self) -> str:
+        return f"seconds above 0 such as 0.5, or 'none' ({self.none})"
+
+    def parse(self, text: str) -> float | None:
+        return None if text.lower() == "none" else self.check(float(text))
+
+    def check(self, value: object) -> float | None:
+        if value is None or value == "none":
+            return None
+        if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value < float("inf"):
+            raise ValueError
+        return float(value)
+
+
+@dataclass(frozen=True, slots=True)
+class Tiers:
+    """Tiers, or texts that describe them; in one text they are separated by ``;``."""
+
+    legal: str = (
+        "none, or a list of 'host=8GiB', 'disk=FOLDER,size=200GiB' and 'remote=URL', the nearest first; "
+        "docs/tiers.md has their settings"
+    )
+
+    def parse(self, text: str) -> tuple[TierOptions, ...]:
+        return () if text.lower() == "none" else self.check(text.split(";"))
+
+    def check(self, value: object) -> tuple[TierOptions, ...]:
+        if not isinstance(value, (list, tuple)):
+            raise ValueError
+        return check_order(parse_tier(item) if isinstance(item, str) else item for item in value)
