@@ -31,6 +31,7 @@ class SlotBook:
         self._writing: set[int] = set()
         self._readers: Counter[int] = Counter()
         self._doomed: set[int] = set()  # being read, forgotten: free when the last reader has gone
+        self._withdrawn: set[int] = set()  # not given out; those that hold a page do so until it goes
         self._children: Counter[ContentKey] = Counter()
         self.num_slots = num_slots
         self.evicted = 0
@@ -50,6 +51,11 @@ class SlotBook:
     def num_moving(self) -> int:
         """Slots that a transfer holds."""
         return len(self._writing) + len(self._readers)
+
+    @property
+    def num_in_service(self) -> int:
+        """Slots without those that were withdrawn and hold nothing."""
+        return len(self._free) + len(self._page_of) + len(self._doomed)
 
     def contains(self, key: ContentKey) -> bool:
         slot = self._slot_of.get(key)
@@ -82,7 +88,7 @@ class SlotBook:
             self._policy.add(np.array([slot], np.int32))
         else:
             self._leave(slot)
-            self._free.append(slot)
+            self._give_back(slot)
 
     def adopt_all(self, slots: Sequence[int], pages: Sequence[Page]) -> None:
         """Slots that were found written, at start; the first is the first to go. REQUIRES: free, keys unknown."""
@@ -106,7 +112,7 @@ class SlotBook:
         del self._readers[slot]
         if slot in self._doomed:
             self._doomed.remove(slot)
-            self._free.append(slot)
+            self._give_back(slot)
 
     def touch(self, keys: Iterable[ContentKey]) -> None:
         """These pages were used: the last of them is the last to go."""
@@ -128,8 +134,24 @@ class SlotBook:
             if slot in self._readers:
                 self._doomed.add(slot)
             else:
-                self._free.append(slot)
+                self._give_back(slot)
         return dropped
+
+    def forget_slots(self, slots: Sequence[int]) -> list[int]:
+        """``forget`` of the pages in these slots."""
+        return self.forget([self._page_of[slot].key for slot in slots if slot in self._page_of])
+
+    def withdraw(self, slots: Sequence[int]) -> None:
+        """These slots are not given out until they are restored; pages in them stay."""
+        self._withdrawn.update(slots)
+        self._free = [slot for slot in self._free if slot not in self._withdrawn]
+
+    def restore(self, slots: Sequence[int]) -> None:
+        """The opposite of ``withdraw``, also for slots that are in service."""
+        back = self._withdrawn.intersection(slots)
+        self._withdrawn -= back
+        idle = [slot for slot in back if slot not in self._page_of and slot not in self._doomed]
+        self._free[:0] = sorted(idle, reverse=True)
 
     def victims(self, count: int) -> list[int]:
         """Up to ``count`` slots that could be dropped, the first to go first, leaves before their parents."""
@@ -147,6 +169,10 @@ class SlotBook:
         self._policy.resize(num_slots)
 
     # -- inside -------------------------------------------------------------------------------------------------
+
+    def _give_back(self, slot: int) -> None:
+        if slot not in self._withdrawn:
+            self._free.append(slot)
 
     def _is_leaf(self, slot: int) -> bool:
         return self._page_of[slot].key not in self._children
@@ -179,7 +205,8 @@ class SlotBook:
         for key, slot in self._slot_of.items():
             if self._page_of[slot].key != key:
                 raise InvariantError(f"slot {slot} holds another page than the one that names it")
-        if len(self._free) + len(self._page_of) + len(self._doomed) != self.num_slots:
+        idle = self._withdrawn.difference(self._page_of, self._doomed)
+        if self.num_in_service + len(idle) != self.num_slots or not self._withdrawn.isdisjoint(self._free):
             raise InvariantError("free and taken slots of a tier do not add up")
         if len(set(self._free)) != len(self._free) or not set(self._free).isdisjoint(self._page_of):
             raise InvariantError("a slot of a tier is free twice, or free and taken")

@@ -1,0 +1,1 @@
+"""Pages in files that outlive the process."""

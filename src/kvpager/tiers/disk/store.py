@@ -1,0 +1,362 @@
+"""The disk tier: pages in slab files of one folder, found again after a restart. Its books; bytes are worker.py's.
+
+    bookkeeping thread    SlotBook (which page is in which slot), Extents (which slot is in which slab), health
+    worker threads        Worker: Folder (files and the bytes they take), Slab, Transfers
+
+Opening, ``refresh``, ``sync``, ``check`` and ``close`` read or write files; nothing else here does.
+"""
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from kvpager.errors import ConfigError, InvariantError, TierError, TierFull, WrongContent
+from kvpager.eviction.policy import EvictionPolicy
+from kvpager.tiers.disk.contents import Contents, FoundSlab, by_age, keys_of, read_contents
+from kvpager.tiers.disk.extents import Extents, Place
+from kvpager.tiers.disk.faults import describe_full, word
+from kvpager.tiers.disk.files import Files, SystemFiles
+from kvpager.tiers.disk.folder import Folder
+from kvpager.tiers.disk.format import Shape
+from kvpager.tiers.disk.payload import PayloadCodec
+from kvpager.tiers.disk.slab import Slab
+from kvpager.tiers.disk.transfer import Transfers
+from kvpager.tiers.disk.worker import Worker, place_of
+from kvpager.tiers.health import Health
+from kvpager.tiers.slot_book import SlotBook
+from kvpager.tiers.tier import Page, Slot, TierStatistics, TierUsage, TransferCounts
+from kvpager.types import Clock, ContentKey, TierKind
+
+if TYPE_CHECKING:
+    from kvpager.tiers.sealing import Packing, Seal
+
+
+class DiskStore:
+    """``identity``: SHA-256 of all that pages must agree in besides their key. ``capacity_bytes``: of all slab files of
+    the folder together, at any moment.
+
+    ``direct``: past the page cache; "auto" where the file system can. ``read_only``: uses what another process writes,
+    takes no lock, and shows what was there when it was opened or last refreshed. ``allow_shared_folder``: also a folder
+    that is open to others, or a link. Raises ConfigError where the folder can't or must not be used.
+    """
+
+    kind = TierKind.DISK
+    name = "disk"
+    is_persistent = True
+    load_threads = store_threads = 2
+
+    def __init__(
+        self,
+        folder: str,
+        page_bytes: int,
+        capacity_bytes: int,
+        make_policy: Callable[[int], EvictionPolicy],
+        *,
+        identity: bytes,
+        clock: Clock,
+        files: Files | None = None,
+        direct: bool | str = "auto",
+        read_only: bool = False,
+        allow_shared_folder: bool = False,
+        seal: "Seal | None" = None,
+        packing: "Packing | None" = None,
+    ) -> None:
+        self.page_bytes = page_bytes
+        self._clock = clock
+        self._direct = direct
+        self._make_policy = make_policy
+        self._identity = identity
+        codec = PayloadCodec(page_bytes, seal, packing)
+        self._encoding = codec.encoding
+        self._transfers = Transfers(page_bytes, codec, identity)
+        least = Shape(1, self._transfers.slot_bytes).file_bytes
+        if capacity_bytes < least and not read_only:
+            raise ConfigError(
+                f"a disk tier of {capacity_bytes} bytes holds no page of {page_bytes} bytes; ask for at least {least}"
+            )
+        self._folder = Folder(
+            files or SystemFiles(), folder, capacity_bytes, read_only=read_only, allow_shared=allow_shared_folder
+        )
+        self._health = Health(clock)
+        self._growth = Health(clock, failures_to_open=1)  # not ok: no slab can be made
+        self._writes = Health(clock, failures_to_open=1)  # not ok: the slabs that are there can't be written
+        self._stored, self._loaded = TransferCounts(), TransferCounts()
+        self._failures: Counter[str] = Counter()
+        self._refused = self._quarantined = 0
+        self._lost: list[Slab] = []  # open until nothing moves
+        self._open()
+
+    # -- opening ------------------------------------------------------------------------------------------------
+
+    def _open(self) -> None:
+        self._folder.enter()
+        try:
+            self._adopt(read_contents(self._folder, self._transfers.slot_bytes, self._encoding, self._direct))
+        except BaseException:
+            self._folder.leave()
+            raise
+
+    def refresh(self) -> None:
+        """A reader looks again at what is there. REQUIRES: ``read_only``, and nothing is being moved."""
+        assert self._folder.read_only
+        self._worker.close_slabs()
+        self._folder.leave()
+        self._folder.forget_files()
+        self._open()
+
+    def _adopt(self, contents: Contents) -> None:
+        """Makes the books of what was found."""
+        slabs = [found.slab for found in contents.slabs]
+        self._worker = Worker(self._folder, self._transfers, self._encoding, self._direct, slabs, self._clock)
+        self._extents = Extents()
+        firsts = [self._extents.add(slab.shape.slots, slab).first for slab in slabs]
+        if not self._folder.read_only:
+            room = self._folder.capacity - self._folder.held + self._folder.spare_bytes
+            self._extents.plan(room, self._folder.capacity, self._transfers.slot_bytes)
+        self._book = SlotBook(0, self._make_policy(0))
+        self._book.grow(self._extents.num_slots)
+        self._strangers: set[ContentKey] = set()  # pages of another identity: they keep their slots, nobody gets them
+        self._adopt_pages(contents.slabs, firsts)
+        self._quarantined += contents.quarantined
+        self._failures.update(contents.failures)
+        for found in contents.slabs:
+            if len(found.damaged):
+                self._quarantined += len(found.damaged)
+                self._failures["header"] += len(found.damaged)
+                self._worker.stale.update((found.slab, slot) for slot in found.damaged.tolist())
+
+    def _adopt_pages(self, slabs: list[FoundSlab], firsts: list[int]) -> None:
+        """The first generations are the first to go. Of two entries with one key the newer counts."""
+        keys = [keys_of(found, "key") for found in slabs]
+        parents = [keys_of(found, "parent") for found in slabs]
+        identities = [keys_of(found, "identity") for found in slabs]
+        places = [(first + found.slots).tolist() for first, found in zip(firsts, slabs, strict=True)]
+        pages: dict[ContentKey, tuple[int, Page]] = {}
+        for number, at in by_age(slabs):
+            key = keys[number][at]
+            older = pages.pop(key, None)  # taken out, so that the order is that of the newer
+            if older is not None:
+                self._make_stale([older[0]])
+            pages[key] = (places[number][at], Page(key, parents[number][at]))
+            if identities[number][at] != self._identity:
+                self._strangers.add(key)
+            else:
+                self._strangers.discard(key)
+        self._book.adopt_all([slot for slot, _ in pages.values()], [page for _, page in pages.values()])
+        self._transfers.start_after(max((found.newest for found in slabs), default=-1))
+
+    # -- questions ----------------------------------------------------------------------------------------------
+
+    def contains(self, key: ContentKey) -> bool | None:
+        return self._book.contains(key) and key not in self._strangers
+
+    def probe(self, keys: Sequence[ContentKey]) -> list[bool]:
+        return [bool(self.contains(key)) for key in keys]
+
+    def learn(self, keys: Sequence[ContentKey], found: Sequence[bool]) -> None:
+        pass
+
+    def victims(self, count: int) -> list[Page]:
+        return [self._book.page(slot) for slot in self._book.victims(count)]
+
+    # -- stores -------------------------------------------------------------------------------------------------
+
+    def prepare_store(self, page: Page) -> Slot | None:
+        if page.key in self._strangers:
+            self.forget([page.key])
+            self._strangers.discard(page.key)
+        if self._book.is_known(page.key):
+            return None
+        index = self._book.prepare_store(page) if self._takes_writes() else None
+        if index is None:
+            self._refused += 1
+            return None
+        extent = self._extents.of(index)
+        if extent.slab is not None:
+            self._worker.stale.discard((extent.slab, index - extent.first))
+        return Slot(page.key, index, place=Place(extent, page.parent))
+
+    def _takes_writes(self) -> bool:
+        return not self._folder.read_only and self._writes.allows() and self._health.allows()
+
+    def complete_store(self, slot: Slot, error: TierError | None) -> None:
+        place = place_of(slot)
+        if error is None and (place.used is None or place.used.lost or place.used is not place.extent.slab):
+            error = TierError("removed: the file of a page went while it was written")
+        self._book.complete_store(slot.index, succeeded=error is None)
+        if error is None:
+            self._stored.pages += 1
+            self._stored.bytes += self.page_bytes
+            self._health.succeeded()
+            self._writes.succeeded()
+            return
+        self._stored.failed += 1
+        if place.was_tried:
+            self._failures[word(error)] += 1
+            self._blame_for_store(place, error)
+
+    def _blame_for_store(self, place: Place, error: TierError) -> None:
+        if isinstance(error, WrongContent):
+            return  # it came so
+        if not isinstance(error, TierFull):
+            self._health.failed(str(error))
+        elif place.used is not None:
+            self._writes.failed(str(error))
+        elif place.extent.slab is None:
+            self._stop_growing(str(error))
+
+    def _stop_growing(self, reason: str) -> None:
+        self._growth.failed(reason)
+        for extent in self._extents.planned():
+            self._book.withdraw(extent.slots)
+
+    # -- loads --------------------------------------------------------------------------------------------------
+
+    def prepare_load(self, key: ContentKey) -> Slot | None:
+        if not self.contains(key) or not self._health.allows():
+            return None
+        index = self._book.prepare_load(key)
+        return None if index is None else Slot(key, index, place=Place(self._extents.of(index)))
+
+    def complete_load(self, slot: Slot, error: TierError | None) -> None:
+        if error is None:
+            self._loaded.pages += 1
+            self._loaded.bytes += self.page_bytes
+            self._health.succeeded()
+        else:
+            self._loaded.failed += 1
+            self._failures[word(error)] += 1
+            dropped = self._book.forget([slot.key])
+            if isinstance(error, WrongContent):
+                self._quarantined += 1
+                self._make_stale(dropped)
+            elif place_of(slot).was_tried:
+                self._health.failed(str(error))
+        self._book.complete_load(slot.index)
+
+    # -- the rest of the books ----------------------------------------------------------------------------------
+
+    def touch(self, keys: Sequence[ContentKey]) -> None:
+        self._book.touch(keys)
+
+    def forget(self, keys: Sequence[ContentKey]) -> None:
+        self._make_stale(self._book.forget(keys))
+
+    def clear(self) -> int:
+        dropped = self._book.forget(self._book.keys())
+        self._make_stale(dropped)
+        return len(dropped)
+
+    def _make_stale(self, slots: Sequence[int]) -> None:
+        """A worker will empty the headers of these slots, so that a restart does not find the pages again."""
+        if self._folder.read_only:
+            return
+        for slot in slots:
+            extent = self._extents.of(slot)
+            if extent.slab is not None:
+                self._worker.stale.add((extent.slab, slot - extent.first))
+
+    def tick(self) -> None:
+        """Takes over what workers found out about slabs: made, made shorter than planned, or lost."""
+        for extent in list(self._extents):
+            slab = extent.slab
+            if slab is not None and slab.lost:
+                self._failures[f"slab {slab.lost}"] += 1
+                self._book.forget_slots(extent.slots)
+                self._lost.append(slab)
+                extent.slab, extent.is_settled = None, False
+            elif slab is not None and not extent.is_settled:
+                extent.is_settled = True
+                if slab.shape.slots < extent.count:
+                    self._extents.shorten(extent)
+                    self._stop_growing("ENOSPC: a slab became shorter than it was planned")
+                else:
+                    self._growth.succeeded()
+                    self._book.restore(range(self._extents.num_slots))
+        if self._growth.state != "ok" and (planned := self._extents.planned()) and self._growth.allows():
+            self._book.restore(planned[0].slots)  # the trial
+        if self._lost and not self._book.num_moving:
+            for slab in self._lost:
+                slab.close()
+            self._lost = []
+
+    def blame(self, reason: str) -> None:
+        self._health.failed(reason)
+
+    # -- bytes, in worker threads -------------------------------------------------------------------------------
+
+    def write(self, slots: Sequence[Slot], pages: Sequence[np.ndarray]) -> list[TierError | None]:
+        return self._worker.write(slots, pages)
+
+    def read(self, slots: Sequence[Slot], into: Sequence[np.ndarray]) -> list[int | TierError]:
+        return self._worker.read(slots, into)
+
+    # -- what it shows ------------------------------------------------------------------------------------------
+
+    def usage(self) -> TierUsage:
+        book = self._book
+        return TierUsage(
+            kind=self.kind,
+            capacity_bytes=self._folder.capacity,
+            used_bytes=self._folder.held,
+            blocks=book.num_in_service,
+            free=book.num_free,
+            used=0,
+            cached=book.num_in_service - book.num_free - book.num_moving,
+            moving=book.num_moving,
+        )
+
+    @property
+    def state(self) -> str:
+        if self._health.state != "ok":
+            return self._health.state
+        for each in (self._writes, self._growth):
+            if each.state != "ok":
+                return describe_full(each.state.removeprefix("failing: "))
+        return "ok"
+
+    def statistics(self) -> TierStatistics:
+        return TierStatistics(
+            name=self.name,
+            state=self.state,
+            usage=self.usage(),
+            pages=self._book.num_pages,
+            stored=replace(self._stored, seconds=self._worker.write_seconds),
+            loaded=replace(self._loaded, seconds=self._worker.read_seconds),
+            evicted=self._book.evicted,
+            refused=self._refused,
+            quarantined=self._quarantined,
+            failures=dict(self._failures),
+        )
+
+    def check(self) -> None:
+        self._book.check()
+        self._extents.check()
+        if self._folder.read_only or not self._folder.is_in_place():
+            return
+        with self._folder.lock:
+            if self._worker.sizes() != self._folder.held:
+                raise InvariantError("I19: the disk tier counts other bytes than its folder holds")
+            if self._folder.held > self._folder.capacity:
+                raise InvariantError("I20: the disk tier's folder holds more than its capacity")
+
+    # -- the end ------------------------------------------------------------------------------------------------
+
+    def sync(self) -> None:
+        """What is stored now survives a loss of power as well. Raises OSError."""
+        self._worker.empty_stale()
+        self._worker.sync()
+
+    def close(self) -> None:
+        try:
+            if not self._folder.read_only:
+                self.sync()
+        except OSError:
+            pass  # what is lost was never promised; checksums find it
+        self._worker.close_slabs()
+        for slab in self._lost:
+            slab.close()
+        self._folder.leave()
