@@ -28,13 +28,20 @@ class ModelRunner:
     """Runs ``model`` with ``backend`` for attention, while ``running()``.
 
     ``fused`` is the model's layers with native kernels between the matrix products, or why its own modules run: they
-    can't be fused, are not to be (``fuse``), or nothing runs yet.
+    can't be fused, are not to be (``fuse``), or nothing runs yet. ``arithmetic``: see ``fingerprint_of``.
     """
 
     def __init__(
-        self, model: PreTrainedModel, backend: AttentionBackend, layout: KVLayout, arena: Arena, fuse: bool
+        self,
+        model: PreTrainedModel,
+        backend: AttentionBackend,
+        layout: KVLayout,
+        arena: Arena,
+        fuse: bool,
+        arithmetic: str = "",
     ) -> None:
         self.model = model
+        self._arithmetic = arithmetic
         self.backend = backend
         self.fused: FusedDecoder | str = "not running"
         self._fuse = fuse

@@ -49,6 +49,7 @@ def build(model: str | PreTrainedModel, tokenizer: Any, options: Options, num_bl
     chunk = _canonical_chunk(layout, options) if options.deterministic else None
     backend = select(layout, options.attention)
     blocks = num_blocks if num_blocks is not None else _num_blocks(model, layout, options)
+    max_tokens = _longest_sequence(model, layout, blocks, chunk, options)
     arithmetic = _arithmetic(backend, options) if options.deterministic else ""
     cache = open_cache(
         layout,
@@ -74,7 +75,7 @@ def build(model: str | PreTrainedModel, tokenizer: Any, options: Options, num_bl
         limits=Limits(layout, options.max_running, options.max_batch_tokens, cache.min_watermark, chunk),
         vocab_size=int(model.config.get_text_config().vocab_size),
         max_context=max_context(model.config),
-        max_tokens=_longest_sequence(model, layout, blocks, chunk, options),
+        max_tokens=max_tokens,
     )
 
 
@@ -107,7 +108,7 @@ def _kv_dtype(model: PreTrainedModel, options: Options) -> str:
 
 
 def _arithmetic(backend: AttentionBackend, options: Options) -> str:
-    """What the last bits of the KV hang on: pages in tiers that outlive the process must agree in it to be bit-equal."""
+    """What the last bits of the KV hang on: a page of another process is bit-equal only if it agrees in this."""
     module = native.module()
     isa = "off" if module is None else module.isa()
     return (
