@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from kvpager.cache.arriving import attach, hold, let_go, resident_blocks, take_held
 from kvpager.cache.prefix_match import first_visible_page, page_labels
 from kvpager.errors import OutOfBlocks
 from kvpager.memory.block_pool import BlockPool
@@ -139,43 +140,19 @@ class LowerPages:
         """Begins to bring the missing pages up. None, with nothing changed, if blocks or queues are full now."""
         if not match.missing or not self.migration.has_room_for_load:
             return None
-        resident = self._resident(match)
+        missing = {(each.index, each.group) for each in match.missing}
+        resident = resident_blocks(self._cache, match.root_key, match.labels, missing)
+        hold(self._cache, resident)
         try:
-            self._cache._policy.remove(self._pool.pin(resident))
-            fresh = self._take_held(len(match.missing))
+            fresh = take_held(self._cache, len(match.missing))
         except OutOfBlocks:
-            self._let_go(resident)
+            let_go(self._cache, resident)
             return None
         load = self.migration.load([each.page for each in match.missing], fresh.tolist())
         promotion = Promotion(match, load, np.concatenate([resident, fresh]))
         self._promotions.append(promotion)
         self._settle_promotions()  # everything may have gone since it was found
         return promotion
-
-    def _resident(self, match: LowerMatch) -> np.ndarray:
-        """The device's blocks of the prefix: they must not go while what hangs under them is on its way."""
-        index, missing = self._cache.index, {(each.index, each.group) for each in match.missing}
-        root = index.find_root(match.root_key)
-        chain = [] if root is None else index.match(root, list(match.labels))
-        blocks = [
-            block
-            for group in range(self._cache.layout.num_groups)
-            for page, block in enumerate(index.blocks_in_group(chain, group))
-            if block is not None and (page, group) not in missing
-        ]
-        return np.array(blocks, np.int32)
-
-    def _take_held(self, count: int) -> np.ndarray:
-        """Fresh blocks that nobody maps and this transfer holds."""
-        blocks = self._cache._take(count)
-        self._pool.pin(blocks)
-        self._pool.release(blocks)
-        return blocks
-
-    def _let_go(self, blocks: np.ndarray) -> None:
-        cached = self._pool.unpin(blocks).cached
-        if len(cached):
-            self._cache._policy.add(cached)
 
     # -- the border of a step -----------------------------------------------------------------------------------
 
@@ -217,44 +194,23 @@ class LowerPages:
     def _publish(self, promotion: Promotion) -> None:
         """The pages that came become findable, as far as they reach from the start without a gap."""
         cache, match, load = self._cache, promotion.match, promotion.load
-        came = {
-            (each.index, each.group): (block, tier)
+        ends = [
+            (each, block, tier)
             for each, block, tier, error in zip(match.missing, load.blocks, load.tiers, load.errors, strict=True)
             if error is None
-        }
-        promotion.num_failed = len(match.missing) - len(came)
-        fresh = self._attach(match, came, promotion.page_tier) if cache.epoch == match.epoch else []
-        self._pool.publish(np.array(fresh, np.int32))
-        self._let_go(promotion.held[::-1])  # the last page first, so that leaves age before roots
+        ]
+        promotion.num_failed = len(match.missing) - len(ends)
+        came = {(each.index, each.group): block for each, block, _ in ends}
+        fresh = attach(cache, match.root_key, match.labels, came) if cache.epoch == match.epoch else {}
+        for each, _, tier in ends:
+            if (each.index, each.group) in fresh:
+                promotion.page_tier[each.index] = max(tier, promotion.page_tier.get(each.index, _NOWHERE))
+        let_go(cache, promotion.held[::-1])  # the last page first, so that leaves age before roots
         promotion.is_done = True
         if fresh:
             cache._faults.add(FaultKind.MAJOR, len(fresh), (load.ended or load.begun) - load.begun)
             if self.migration.write_back is WriteBack.THROUGH:
-                self.write_down(fresh)
-
-    def _attach(
-        self, match: LowerMatch, came: dict[tuple[int, int], tuple[int, TierKind]], page_tier: dict[int, TierKind]
-    ) -> list[int]:
-        """Hangs what came under the root of its scope; returns the blocks that the index has taken."""
-        index, fresh = self._cache.index, []
-        root = node = index.enter_root(match.root_key)
-        full = [g for g, group in enumerate(self._cache.layout.groups) if group.window is None]
-        for page, label in enumerate(match.labels):
-            child = index.open_child(node, label)
-            if any(index.block(child, group) is None and (page, group) not in came for group in full):
-                index.prune(child)
-                break
-            node = child
-            for group in range(self._cache.layout.num_groups):
-                block, tier = came.get((page, group), (None, _NOWHERE))
-                if block is not None and index.block(node, group) is None:
-                    index.attach(node, group, block)
-                    fresh.append(block)
-                    page_tier[page] = max(tier, page_tier.get(page, _NOWHERE))
-        if node != root:
-            index.prune(node)
-        index.leave_root(root)
-        return fresh
+                self.write_down(list(fresh.values()))
 
     # -- down ---------------------------------------------------------------------------------------------------
 

@@ -176,13 +176,10 @@ class AesGcm:
         try:
             from cryptography.exceptions import InvalidTag
             from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
-            from cryptography.hazmat.primitives.ciphers.aead import AESGCM
         except ImportError as error:
             raise MissingExtra("cryptography", "encryption", "encryption of pages") from error
-        self._encrypt_into = AESGCM(key.secret).encrypt_into
-        self._decryptor: Callable[[bytes, bytes], Any] = lambda nonce, tag: Cipher(
-            algorithms.AES(key.secret), modes.GCM(nonce, tag)
-        ).decryptor()
+        self._cipher: Callable[[Any], Any] = lambda mode: Cipher(algorithms.AES(key.secret), mode)
+        self._mode = modes.GCM
         self._invalid_tag = InvalidTag
         self._random = random
 
@@ -191,15 +188,18 @@ class AesGcm:
 
     def seal(self, page: np.ndarray, header: bytes) -> Sealed:
         nonce = self._random(self.nonce_bytes)
-        both = np.empty(page.nbytes + self.tag_bytes, np.uint8)
-        self._encrypt_into(nonce, page, header, both)
-        return Sealed(both[: page.nbytes], nonce, both[page.nbytes :].tobytes())
+        payload = np.empty(page.nbytes, np.uint8)
+        encryptor = self._cipher(self._mode(nonce)).encryptor()
+        encryptor.authenticate_additional_data(header)
+        encryptor.update_into(page, payload)
+        encryptor.finalize()
+        return Sealed(payload, nonce, encryptor.tag)
 
     def open(self, payload: Payload, nonce: bytes, tag: bytes, header: bytes, into: np.ndarray) -> None:
         encrypted = _bytes_of(payload)
         if (len(encrypted), len(nonce), len(tag)) != (into.nbytes, self.nonce_bytes, self.tag_bytes):
             raise _broken()
-        decryptor = self._decryptor(nonce, tag)
+        decryptor = self._cipher(self._mode(nonce, tag)).decryptor()
         decryptor.authenticate_additional_data(header)
         decryptor.update_into(encrypted, into)
         try:

@@ -38,8 +38,8 @@ class ObjectStore(Protocol):
     def get_many(self, names: Sequence[bytes], max_bytes: int, timeout: float) -> list[bytes | TierError]:
         """The objects, or why not; ``Missing`` if there is none of that name.
 
-        Of objects longer than ``max_bytes`` some longer part, or an ErrorReply: no reply makes this process take much
-        more memory than it asked for.
+        Of an object longer than ``max_bytes``: a part that is longer too, or WrongContent, so that no object makes this
+        process take much more memory than it asked for.
         """
         ...
 

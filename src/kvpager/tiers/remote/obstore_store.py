@@ -20,7 +20,7 @@ from obstore.exceptions import (
     UnknownConfigurationKeyError,
 )
 
-from kvpager.errors import ConfigError, TierError
+from kvpager.errors import ConfigError, TierError, WrongContent
 from kvpager.tiers.remote.object_store import ErrorReply, Missing, TooLate, Unreachable
 from kvpager.tiers.remote.shown_url import shown_url
 
@@ -47,7 +47,7 @@ class ObstoreStore:
         async def get(at: int) -> bytes:
             result = await obstore.get_async(self._store, names[at].decode("ascii"))
             if result.meta["size"] > max_bytes:
-                raise ErrorReply(f"{self.url} has an object of {result.meta['size']} bytes there", is_passing=False)
+                raise WrongContent(f"an object has {result.meta['size']} bytes, more than {max_bytes}")
             return bytes(await result.bytes_async())
 
         return self._all(get, len(names), timeout)

@@ -8,11 +8,13 @@ from importlib import import_module
 from kvpager.config.tiers import RemoteTier
 from kvpager.errors import ConfigError, MissingExtra
 from kvpager.tiers.health import Health
+from kvpager.tiers.remote.object_format import ObjectFormat
 from kvpager.tiers.remote.object_store import ObjectStore
 from kvpager.tiers.remote.retry import Retry
 from kvpager.tiers.remote.shown_url import shown_url
 from kvpager.tiers.remote.store import RemoteStore
 from kvpager.tiers.remote.verdicts import Verdicts
+from kvpager.tiers.sealing import Packing, Seal
 from kvpager.types import Clock
 
 _REDIS = ("redis", "rediss")
@@ -22,14 +24,21 @@ _MOST_VERDICTS = 1 << 17
 _PREFIX = re.compile(r"[A-Za-z0-9_.\-]+(/[A-Za-z0-9_.\-]+)*/|")
 
 
-def open_remote(options: RemoteTier, page_bytes: int, identity: bytes, clock: Clock = time.monotonic) -> RemoteStore:
+def open_remote(
+    options: RemoteTier,
+    page_bytes: int,
+    identity: bytes,
+    clock: Clock = time.monotonic,
+    *,
+    packing: Packing | None = None,
+    seal: Seal | None = None,
+) -> RemoteStore:
     """``identity``: 32 bytes, digest of whatever the bytes of a page depend on beside its key. Raises ConfigError for
     options that make no sense, MissingExtra where a package is not installed. Asks the store nothing yet."""
     _check(options)
     return RemoteStore(
         _objects(options),
-        page_bytes,
-        identity,
+        ObjectFormat(page_bytes, identity, packing, seal),
         clock,
         Retry(clock, time.sleep, random.Random().random, tries=options.tries),
         Health(clock),

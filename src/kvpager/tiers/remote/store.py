@@ -15,10 +15,9 @@ from queue import Empty, SimpleQueue
 
 import numpy as np
 
-from kvpager.checksum import checksum, copy_checksum
 from kvpager.errors import InvariantError, TierError, TierFull, WrongContent
 from kvpager.tiers.health import Health
-from kvpager.tiers.remote.object_format import HEADER_BYTES, Header, read_header
+from kvpager.tiers.remote.object_format import ObjectFormat
 from kvpager.tiers.remote.object_store import ErrorReply, Missing, ObjectStore, TooLate, Unreachable
 from kvpager.tiers.remote.retry import Retry
 from kvpager.tiers.remote.verdicts import Verdicts
@@ -48,8 +47,8 @@ class _Ticket:
 
 
 class RemoteStore:
-    """``identity``: 32 bytes, digest of the layout. ``prefix``: of all object names. ``deadline``: seconds a call of a
-    worker may take. ``max_moving``: pages under way in each direction."""
+    """``prefix``: of all object names. ``deadline``: seconds that a call of a worker may take. ``max_moving``: pages
+    that may be under way in each direction."""
 
     kind = TierKind.REMOTE
     name = "remote"
@@ -60,8 +59,7 @@ class RemoteStore:
     def __init__(
         self,
         objects: ObjectStore,
-        page_bytes: int,
-        identity: bytes,
+        object_format: ObjectFormat,
         clock: Clock,
         retry: Retry,
         health: Health,
@@ -71,11 +69,10 @@ class RemoteStore:
         deadline: float = 1.0,
         max_moving: int = 64,
     ) -> None:
-        assert len(identity) == 32
         assert max_moving > 0
-        self.page_bytes = page_bytes
+        self.page_bytes = object_format.page_bytes
         self._objects = objects
-        self._identity = identity
+        self._format = object_format
         self._clock = clock
         self._retry = retry
         self._health = health
@@ -145,7 +142,8 @@ class RemoteStore:
         if error is None:
             self._loaded.pages += 1
             self._loaded.bytes += self.page_bytes
-            self._verdicts.set_there(slot.key)
+            if self._verdicts.get(slot.key):  # not forgotten meanwhile
+                self._verdicts.set_there(slot.key)
             return
         self._loaded.failed += 1
         if isinstance(error, WrongContent):
@@ -215,10 +213,9 @@ class RemoteStore:
     def read(self, slots: Sequence[Slot], into: Sequence[np.ndarray]) -> list[int | TierError]:
         begin = self._clock()
         names = self._sign(slots)
-        limit = HEADER_BYTES + self.page_bytes
 
         def ask(some: list[int], timeout: float) -> list[bytes | TierError]:
-            return self._objects.get_many([names[at] for at in some], limit, timeout)
+            return self._objects.get_many([names[at] for at in some], self._format.max_bytes, timeout)
 
         answers = self._retry.run(ask, len(names), self._left(begin))
         found = [self._unwrap(*each) for each in zip(slots, answers, into, strict=True)]
@@ -254,23 +251,18 @@ class RemoteStore:
         return [self._object_name(slot.key) for slot in slots]
 
     def _wrap(self, slot: Slot, page: np.ndarray) -> bytes | TierError:
-        found = checksum(page)
-        if slot.checksum is not None and slot.checksum != found:
-            return WrongContent("a page is not what left the device")
-        header = Header(slot.key, self._identity, self.page_bytes, page.nbytes, found)
-        return b"".join((header.pack(), page.data))
+        try:
+            return self._format.wrap(slot.key, page, slot.checksum)
+        except TierError as error:
+            return error
 
     def _unwrap(self, slot: Slot, answer: bytes | TierError, target: np.ndarray) -> int | TierError:
         if isinstance(answer, TierError):
             return answer
         try:
-            header = read_header(answer, slot.key, self._identity, self.page_bytes, b"", b"")
-        except WrongContent as error:
+            return self._format.unwrap(slot.key, answer, target)
+        except TierError as error:
             return error
-        if header.payload_bytes != self.page_bytes:
-            return WrongContent(f"an object holds {header.payload_bytes} bytes, not a page of {self.page_bytes}")
-        found = copy_checksum(target, np.frombuffer(answer, np.uint8, offset=HEADER_BYTES))
-        return found if found == header.checksum else WrongContent("an object's bytes are not what was stored in it")
 
     def _left(self, begin: float) -> float:
         """Seconds that a worker has for what it began to do at ``begin``."""
