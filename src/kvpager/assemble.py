@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
@@ -11,24 +12,38 @@ from kvpager.cache.lower_pages import LowerPages
 from kvpager.cache.paged_cache import PagedCache
 from kvpager.cache.reclaim import Reclaimer, Watermarks
 from kvpager.config import parse_size, resolve_host_capacity
-from kvpager.config.tiers import HostTier, TierOptions, check_order
+from kvpager.config.tiers import DiskTier, HostTier, TierOptions, check_order
 from kvpager.errors import ConfigError
 from kvpager.eviction.lru import LRU
 from kvpager.eviction.policy import EvictionPolicy
 from kvpager.memory.arena import Arena
 from kvpager.memory.block_pool import BlockPool
 from kvpager.memory.layout import KVLayout
+from kvpager.prefix.hashing import tier_identity
 from kvpager.prefix.index import PrefixIndex
 from kvpager.tiers.device import DeviceTier, make_arena, pin_memory, unpin_memory
 from kvpager.tiers.device_pages import DevicePages
+from kvpager.tiers.disk.open import open_disk
 from kvpager.tiers.host import HostStore, Pinning
 from kvpager.tiers.migration import Migration, WriteBack
 from kvpager.tiers.mover import Mover, ThreadMover
+from kvpager.tiers.remote.open import open_remote
 from kvpager.tiers.row_access import RowAccess, Rows
 from kvpager.tiers.tier import LowerTier
 from kvpager.types import Clock
 
 _POLICIES = {"lru": LRU}
+
+
+@dataclass(frozen=True, slots=True)
+class _Above:
+    """What a tier has to know of the cache above it. ``pool_bytes``: memory of the host that the pool will take."""
+
+    page_bytes: int
+    pool_bytes: int
+    identity: bytes
+    pinning: Pinning | None
+    clock: Clock
 
 
 def open_cache(
@@ -64,11 +79,12 @@ def open_cache(
     ``max_capacity``: what the pool may later grow to (default: as large as it is). ``watermarks``: see
     cache/reclaim.py; by default there is no background reclaim, since dropping a page early gains nothing while there
     is no lower tier to write it to. ``match_inside_pages``: prefix hits may end inside a page. ``fingerprint``: names
-    the model's weights, part of every content key. ``rewind``: tokens a sequence computed that ``truncate`` may take
-    back after a sliding window has moved on. ``debug``: freed blocks are overwritten with NaN. ``arena`` replaces the
-    device's memory.
+    the model's weights, part of every content key and of what tiers write beside each page. ``rewind``: tokens a
+    sequence computed that ``truncate`` may take back after a sliding window has moved on. ``debug``: freed blocks are
+    overwritten with NaN. ``arena`` replaces the device's memory.
 
-    Raises ConfigError where the capacity holds no block, or for an unknown eviction policy.
+    Raises ConfigError where the capacity holds no block, for an unknown eviction policy, or for a tier that can't be
+    opened; MissingExtra where a tier needs a package that is not installed.
     """
     if rewind < 0:
         raise ConfigError(f"rewind must be at least 0 tokens, not {rewind}")
@@ -99,25 +115,29 @@ def open_cache(
         rewind=rewind,
     )
     if tiers:
-        pinning = Pinning(pin_memory, unpin_memory) if device.startswith("cuda") else None
-        pool_bytes = blocks * layout.block_stride if device == "cpu" else 0
-        stores = [_open_tier(options, layout.block_stride, pool_bytes, pinning) for options in check_order(tiers)]
-        _put_below(
-            cache, stores, mover, clock, _write_back(write_back), _moving_bytes(max_moving, cache), load_deadline
+        above = _Above(
+            page_bytes=layout.block_stride,
+            pool_bytes=blocks * layout.block_stride if device == "cpu" else 0,
+            identity=tier_identity(fingerprint, layout.describe()),
+            pinning=Pinning(pin_memory, unpin_memory) if device.startswith("cuda") else None,
+            clock=clock,
         )
+        _put_below(cache, above, tiers, _write_back(write_back), load_deadline, max_moving, mover)
     return cache
 
 
 def _put_below(
     cache: PagedCache,
-    stores: list[LowerTier],
-    mover: Mover | None,
-    clock: Clock,
+    above: _Above,
+    tiers: Sequence[TierOptions],
     write_back: WriteBack,
-    max_moving_bytes: int,
     load_deadline: float | None,
+    max_moving: int | str,
+    mover: Mover | None,
 ) -> None:
-    """Ties the tiers to the cache above them."""
+    """Opens the tiers and ties them to the cache above them."""
+    max_moving_bytes = _moving_bytes(max_moving, cache)
+    stores = _open_tiers(check_order(tiers), above)
     lower: LowerPages
 
     def taken(blocks: np.ndarray) -> None:
@@ -130,7 +150,7 @@ def _put_below(
         DevicePages(cache.pool, taken, settled),
         stores,
         mover or ThreadMover(_lanes(stores)),
-        clock,
+        above.clock,
         write_back=write_back,
         max_moving_bytes=max_moving_bytes,
         load_deadline=load_deadline,
@@ -144,12 +164,28 @@ def _lanes(stores: list[LowerTier]) -> dict[str, int]:
     return loads | {f"{store.name} store": store.store_threads for store in stores}
 
 
-def _open_tier(options: TierOptions, page_bytes: int, pool_bytes: int, pinning: Pinning | None) -> LowerTier:
-    """``pool_bytes``: memory of the host that the pool will take."""
+def _open_tiers(tiers: Sequence[TierOptions], above: _Above) -> list[LowerTier]:
+    opened: list[LowerTier] = []
+    try:
+        for options in tiers:
+            opened.append(_open_tier(options, above))
+    except BaseException:
+        for store in opened:
+            store.close()
+        raise
+    return opened
+
+
+def _open_tier(options: TierOptions, above: _Above) -> LowerTier:
     if isinstance(options, HostTier):
-        slots = options.pages or HostStore.slots_in(resolve_host_capacity(options.capacity, pool_bytes), page_bytes)
-        return HostStore(page_bytes, slots, LRU(slots), pinning)
-    raise ConfigError(f"not yet: {options}")
+        page_bytes = above.page_bytes
+        slots = options.pages or HostStore.slots_in(
+            resolve_host_capacity(options.capacity, above.pool_bytes), page_bytes
+        )
+        return HostStore(page_bytes, slots, LRU(slots), above.pinning)
+    if isinstance(options, DiskTier):
+        return open_disk(options, above.page_bytes, above.identity, LRU, above.clock)
+    return open_remote(options, above.page_bytes, above.identity, above.clock)
 
 
 def _moving_bytes(limit: int | str, cache: PagedCache) -> int:

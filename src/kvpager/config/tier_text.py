@@ -107,6 +107,7 @@ _DISK: dict[str, Setting] = {
     "key_file": _path,
     "encrypt": _flag,
     "compress": _flag,
+    "allow_shared": _flag,
 }
 _REMOTE: dict[str, Setting] = {
     "deadline": _seconds,

@@ -30,7 +30,8 @@ class DiskTier:
 
     ``read_only``: use what another process keeps there, and write nothing. ``key_file``: a file of 32 secret bytes;
     pages then carry a keyed seal, and what was changed without the key is not used. ``encrypt``: nor can they be read
-    without it. ``compress``: without loss, where that makes a page smaller.
+    without it. ``compress``: without loss, where that makes a page smaller. ``allow_shared``: also a folder that others
+    may read or write, or a link to one.
     """
 
     folder: str | Path
@@ -39,6 +40,7 @@ class DiskTier:
     key_file: str | Path | None = None
     encrypt: bool = False
     compress: bool = False
+    allow_shared: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,6 +5,7 @@ them apart because it goes through the pages. Logits are computed only where a t
 """
 
 import hashlib
+import json
 from array import array
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
@@ -27,13 +28,20 @@ class ModelRunner:
     """Runs ``model`` with ``backend`` for attention, while ``running()``.
 
     ``fused`` is the model's layers with native kernels between the matrix products, or why its own modules run: they
-    can't be fused, are not to be (``fuse``), or nothing runs yet.
+    can't be fused, are not to be (``fuse``), or nothing runs yet. ``arithmetic``: see ``fingerprint_of``.
     """
 
     def __init__(
-        self, model: PreTrainedModel, backend: AttentionBackend, layout: KVLayout, arena: Arena, fuse: bool
+        self,
+        model: PreTrainedModel,
+        backend: AttentionBackend,
+        layout: KVLayout,
+        arena: Arena,
+        fuse: bool,
+        arithmetic: str = "",
     ) -> None:
         self.model = model
+        self._arithmetic = arithmetic
         self.backend = backend
         self.fused: FusedDecoder | str = "not running"
         self._fuse = fuse
@@ -82,9 +90,25 @@ class ModelRunner:
         self._fuse_layers()
 
     def fingerprint(self) -> bytes:
-        """SHA-256 over the configuration and every weight: part of every content key."""
-        state = hashlib.sha256(self.model.config.to_json_string(use_diff=False).encode())
-        for name, parameter in self.model.state_dict().items():
-            state.update(f"{name} {parameter.dtype} {tuple(parameter.shape)}".encode())
-            state.update(parameter.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy())
-        return state.digest()
+        return fingerprint_of(self.model, self._arithmetic)
+
+
+def fingerprint_of(model: PreTrainedModel, arithmetic: str = "") -> bytes:
+    """SHA-256 over the configuration and every weight: part of every content key.
+
+    ``arithmetic`` names what else the KV of two processes has to agree in; empty: rounding may differ.
+    """
+    state = hashlib.sha256(_configuration(model).encode())
+    state.update(arithmetic.encode())
+    for name, parameter in model.state_dict().items():
+        state.update(f"{name} {parameter.dtype} {tuple(parameter.shape)}".encode())
+        state.update(parameter.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy())
+    return state.digest()
+
+
+def _configuration(model: PreTrainedModel) -> str:
+    """Where the model's files lie is left out: the same model elsewhere is the same model."""
+    content = json.loads(model.config.to_json_string(use_diff=False))
+    for part in (content, *(each for each in content.values() if isinstance(each, dict))):
+        part.pop("_name_or_path", None)
+    return json.dumps(content, sort_keys=True)

@@ -8,16 +8,18 @@ from transformers import PreTrainedModel
 
 from kvpager import native
 from kvpager.assemble import open_cache
+from kvpager.attention.backend import AttentionBackend
 from kvpager.attention.select import select
 from kvpager.cache.paged_cache import PagedCache
 from kvpager.cache.reclaim import Watermarks
 from kvpager.config import AUTO, Options, available_memory, resolve_capacity
-from kvpager.engine.model_runner import ModelRunner
+from kvpager.engine.model_runner import ModelRunner, fingerprint_of
 from kvpager.engine.scheduler import Limits, holding_blocks, tokens_that_fit
 from kvpager.errors import ConfigError
 from kvpager.integrations.model_layout import check_supported, layout_for, max_context
 from kvpager.memory.layout import QUANTIZED, KVLayout
 from kvpager.models.load import load_model
+from kvpager.version import __version__
 
 CANONICAL_CHUNK = 64  # tokens: in deterministic mode prompts are computed in pieces that end at multiples of it
 _NO_LIMIT = 1 << 30  # tokens
@@ -47,6 +49,8 @@ def build(model: str | PreTrainedModel, tokenizer: Any, options: Options, num_bl
     chunk = _canonical_chunk(layout, options) if options.deterministic else None
     backend = select(layout, options.attention)
     blocks = num_blocks if num_blocks is not None else _num_blocks(model, layout, options)
+    max_tokens = _longest_sequence(model, layout, blocks, chunk, options)
+    arithmetic = _arithmetic(backend, options) if options.deterministic else ""
     cache = open_cache(
         layout,
         num_blocks=blocks,
@@ -58,10 +62,10 @@ def build(model: str | PreTrainedModel, tokenizer: Any, options: Options, num_bl
         watermarks=Watermarks.from_threshold(options.eviction_threshold, blocks),
         prefix_cache=options.prefix_cache,
         match_inside_pages=options.partial_hits and chunk is None,
+        fingerprint=fingerprint_of(model, arithmetic),
         debug=options.debug,
     )
-    runner = ModelRunner(model, backend, layout, cache.arena, options.fused_layers)
-    cache.set_fingerprint(runner.fingerprint())
+    runner = ModelRunner(model, backend, layout, cache.arena, options.fused_layers, arithmetic)
     return EngineParts(
         model=model,
         tokenizer=tokenizer,
@@ -71,7 +75,7 @@ def build(model: str | PreTrainedModel, tokenizer: Any, options: Options, num_bl
         limits=Limits(layout, options.max_running, options.max_batch_tokens, cache.min_watermark, chunk),
         vocab_size=int(model.config.get_text_config().vocab_size),
         max_context=max_context(model.config),
-        max_tokens=_longest_sequence(model, layout, blocks, chunk, options),
+        max_tokens=max_tokens,
     )
 
 
@@ -101,6 +105,16 @@ def _kv_dtype(model: PreTrainedModel, options: Options) -> str:
             f"here converts; leave it at 'auto', or choose one of {', '.join(QUANTIZED)}"
         )
     return model_dtype
+
+
+def _arithmetic(backend: AttentionBackend, options: Options) -> str:
+    """What the last bits of the KV hang on: a page of another process is bit-equal only if it agrees in this."""
+    module = native.module()
+    isa = "off" if module is None else module.isa()
+    return (
+        f"deterministic {CANONICAL_CHUNK} {backend.name} {isa} fused={options.fused_layers} "
+        f"threads={torch.get_num_threads()} torch={torch.__version__} kvpager={__version__}"
+    )
 
 
 def _canonical_chunk(layout: KVLayout, options: Options) -> int:

@@ -92,6 +92,11 @@ def block_key(page: ContentKey, group: int) -> ContentKey:
     return page if group == 0 else digest_fields([b"kvpager.block", page, group.to_bytes(4, "little")])
 
 
+def tier_identity(fingerprint: bytes, layout: str) -> bytes:
+    """What the header of every stored page says beside its key: 32 bytes of model and layout."""
+    return digest_fields([b"kvpager.tier", FORMAT_VERSION.to_bytes(4, "little"), fingerprint, layout.encode()])
+
+
 def page_key(parent: ContentKey, tokens: bytes, media: bytes) -> ContentKey:
     """The key of the page that follows ``parent``; ``tokens`` are page_size int32 little-endian ids."""
     return digest_fields([b"kvpager.page", parent, tokens, media])

@@ -156,7 +156,7 @@ class DiskStore:
     def probe(self, keys: Sequence[ContentKey]) -> list[bool]:
         return [bool(self.contains(key)) for key in keys]
 
-    def learn(self, keys: Sequence[ContentKey], found: Sequence[bool]) -> None:
+    def learn(self, keys: Sequence[ContentKey], found: Sequence[bool] | None) -> None:
         pass
 
     def victims(self, count: int) -> list[Page]:

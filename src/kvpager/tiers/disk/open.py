@@ -1,0 +1,40 @@
+"""Opens the disk tier that the settings name: which seal, which packing."""
+
+import os
+from collections.abc import Callable
+
+from kvpager.config import parse_size
+from kvpager.config.tiers import DiskTier
+from kvpager.errors import ConfigError
+from kvpager.eviction.policy import EvictionPolicy
+from kvpager.tiers.disk.store import DiskStore
+from kvpager.tiers.sealing import AesGcm, KeyedMac, Seal, Zstd, read_key
+from kvpager.types import Clock
+
+
+def open_disk(
+    options: DiskTier, page_bytes: int, identity: bytes, make_policy: Callable[[int], EvictionPolicy], clock: Clock
+) -> DiskStore:
+    """``identity``: 32 bytes, digest of the model and the layout. Raises ConfigError for a folder that can't or must
+    not be used, MissingExtra where a package is not installed."""
+    return DiskStore(
+        os.fspath(options.folder),
+        page_bytes,
+        parse_size(options.capacity),
+        make_policy,
+        identity=identity,
+        clock=clock,
+        read_only=options.read_only,
+        allow_shared_folder=options.allow_shared,
+        seal=_seal(options),
+        packing=Zstd() if options.compress else None,
+    )
+
+
+def _seal(options: DiskTier) -> Seal | None:
+    if options.key_file is None:
+        if options.encrypt:
+            raise ConfigError("a disk tier encrypts with a key: give key_file too")
+        return None
+    key = read_key(options.key_file)
+    return AesGcm(key) if options.encrypt else KeyedMac(key)
