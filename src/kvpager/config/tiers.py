@@ -30,7 +30,9 @@ class DiskTier:
 
     ``read_only``: use what another process keeps there, and write nothing. ``key_file``: a file of 32 secret bytes;
     pages then carry a keyed seal, and what was changed without the key is not used. ``encrypt``: nor can they be read
-    without it. ``compress``: without loss, where that makes a page smaller.
+    without it. ``compress``: without loss, where that makes a page smaller. ``direct``: past the page cache of the
+    system; "auto" where the file system can. ``allow_shared_folder``: also a folder that other users may enter, or a
+    link; only if all of them are trusted.
     """
 
     folder: str | Path
@@ -39,6 +41,8 @@ class DiskTier:
     key_file: str | Path | None = None
     encrypt: bool = False
     compress: bool = False
+    direct: bool | str = AUTO
+    allow_shared_folder: bool = False
 
 
 @dataclass(frozen=True, slots=True)
