@@ -96,8 +96,8 @@ class Options:
             write_back=choose([each.value for each in WriteBack]),
             watermarks=choose([None, Watermarks(1, 4, 8), Watermarks(2, 8, 12)]),
             num_blocks=groups * generator.randint(14, 24),
-            host_pages=groups * generator.randint(2, 16),
-            disk_pages=groups * generator.randint(4, 40),
+            host_pages=groups * generator.randint(4, 48),
+            disk_pages=groups * generator.randint(8, 64),
             max_moving=choose([1, 3, 8, 1000]),
             load_deadline=choose([0.3, 2.0, 10.0]),
             delay=choose([0.001, 0.2, 1.0, 4.0]),
@@ -562,7 +562,7 @@ class World:
     def _check_host(self, tier: HostStore) -> None:
         book = tier._book
         self._rotten = {slot: key for slot, key in self._rotten.items() if _holds(tier, slot, key)}
-        where = {book._slot_of[key]: self.truth.names[key] for key in book.keys()}
+        where = {book._slot_of[page.key]: self.truth.names[page.key] for page in tier.pages()}
         self.truth.check(tier._arena.blocks, {at: where[at] for at in where.keys() - self._rotten.keys()}, tier.name)
 
     def _check_statistics(self) -> None:
@@ -571,7 +571,8 @@ class World:
         assert sum(prefix.by_tier.values()) == prefix.hit_tokens <= prefix.prompt_tokens
         assert migration is not None
         stride = self.layout.block_stride
-        counters = {"late": migration.late, "refused": migration.refused, "hits": prefix.hit_tokens}
+        counters = {"late": migration.late, "lost": migration.lost, "hits": prefix.hit_tokens}
+        assert migration.moving_bytes % stride == 0
         for tier in stats.tiers:
             for way, counts in (("stored", tier.stored), ("loaded", tier.loaded)):
                 assert counts.bytes == counts.pages * stride
