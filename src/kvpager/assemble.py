@@ -21,12 +21,14 @@ from kvpager.memory.block_pool import BlockPool
 from kvpager.memory.layout import KVLayout
 from kvpager.prefix.hashing import tier_identity
 from kvpager.prefix.index import PrefixIndex
+from kvpager.tiers.codec import PageCodec
 from kvpager.tiers.device import DeviceTier, make_arena, pin_memory, unpin_memory
 from kvpager.tiers.device_pages import DevicePages
 from kvpager.tiers.disk.open import open_disk
 from kvpager.tiers.host import HostStore, Pinning
 from kvpager.tiers.migration import Migration, WriteBack
 from kvpager.tiers.mover import Mover, ThreadMover
+from kvpager.tiers.quantized_pages import QuantizedPages
 from kvpager.tiers.remote.open import open_remote
 from kvpager.tiers.row_access import RowAccess, Rows
 from kvpager.tiers.tier import LowerTier
@@ -56,6 +58,7 @@ def open_cache(
     tiers: Sequence[TierOptions] = (),
     write_back: str = "through",
     load_deadline: float | None = None,
+    tier_dtype: str | None = None,
     max_moving: int | str = "256 MiB",
     eviction: str = "lru",
     watermarks: Watermarks | None = None,
@@ -73,8 +76,9 @@ def open_cache(
     ``tiers``: where pages go below the device, the nearest first (HostTier, DiskTier, RemoteTier). ``write_back``: when
     they are copied down, ``through`` (as soon as they are full), ``back`` (before they are dropped) or ``selective``
     (when they are used again). ``load_deadline``: seconds until a page that does not come is computed instead.
-    ``max_moving``: bytes under way in each direction, and at most an eighth of the pool. ``mover`` runs the transfers
-    (default: threads).
+    ``tier_dtype``: int8 or float8_e4m3 keeps pages below the device in that format, which is lossy (default: as they
+    are). ``max_moving``: bytes under way in each direction, and at most an eighth of the pool. ``mover`` runs the
+    transfers (default: threads).
 
     ``max_capacity``: what the pool may later grow to (default: as large as it is). ``watermarks``: see
     cache/reclaim.py; by default there is no background reclaim, since dropping a page early gains nothing while there
@@ -115,14 +119,20 @@ def open_cache(
         rewind=rewind,
     )
     if tiers:
+        if not fingerprint and not all(isinstance(tier, HostTier) for tier in tiers):
+            raise ConfigError(
+                "a tier that outlives this process may keep KV of other models too: give fingerprint=, bytes that "
+                "name the model's weights, so that they are never mixed up"
+            )
+        codec = None if tier_dtype is None else QuantizedPages(layout, tier_dtype)
         above = _Above(
-            page_bytes=layout.block_stride,
+            page_bytes=layout.block_stride if codec is None else codec.page_bytes,
             pool_bytes=blocks * layout.block_stride if device == "cpu" else 0,
-            identity=tier_identity(fingerprint, layout.describe()),
+            identity=tier_identity(fingerprint, (layout if codec is None else codec.layout).describe()),
             pinning=Pinning(pin_memory, unpin_memory) if device.startswith("cuda") else None,
             clock=clock,
         )
-        _put_below(cache, above, tiers, _write_back(write_back), load_deadline, max_moving, mover)
+        _put_below(cache, above, tiers, codec, _write_back(write_back), load_deadline, max_moving, mover)
     return cache
 
 
@@ -130,13 +140,14 @@ def _put_below(
     cache: PagedCache,
     above: _Above,
     tiers: Sequence[TierOptions],
+    codec: PageCodec | None,
     write_back: WriteBack,
     load_deadline: float | None,
     max_moving: int | str,
     mover: Mover | None,
 ) -> None:
     """Opens the tiers and ties them to the cache above them."""
-    max_moving_bytes = _moving_bytes(max_moving, cache)
+    max_moving_bytes = _moving_bytes(max_moving, cache, above.page_bytes)
     stores = _open_tiers(check_order(tiers), above)
     lower: LowerPages
 
@@ -147,7 +158,7 @@ def _put_below(
         lower.settled(block, is_cached)
 
     migration = Migration(
-        DevicePages(cache.pool, taken, settled),
+        DevicePages(cache.pool, taken, settled, codec),
         stores,
         mover or ThreadMover(_lanes(stores)),
         above.clock,
@@ -188,9 +199,9 @@ def _open_tier(options: TierOptions, above: _Above) -> LowerTier:
     return open_remote(options, above.page_bytes, above.identity, above.clock)
 
 
-def _moving_bytes(limit: int | str, cache: PagedCache) -> int:
+def _moving_bytes(limit: int | str, cache: PagedCache, page_bytes: int) -> int:
     """At most an eighth of the pool, since what moves can't be reclaimed."""
-    return min(parse_size(limit), max(1, cache.pool.num_blocks // 8) * cache.layout.block_stride)
+    return min(parse_size(limit), max(1, cache.pool.num_blocks // 8) * page_bytes)
 
 
 def _write_back(name: str) -> WriteBack:
