@@ -132,23 +132,23 @@ def open_cache(
             pinning=Pinning(pin_memory, unpin_memory) if device.startswith("cuda") else None,
             clock=clock,
         )
-        _put_below(cache, above, tiers, codec, _write_back(write_back), load_deadline, max_moving, mover)
+        mode, moving = _write_back(write_back), _moving_bytes(max_moving, blocks, above.page_bytes)
+        stores = _open_tiers(check_order(tiers), above)
+        put_below(cache, stores, mover or ThreadMover(_lanes(stores)), clock, mode, moving, load_deadline, codec)
     return cache
 
 
-def _put_below(
+def put_below(
     cache: PagedCache,
-    above: _Above,
-    tiers: Sequence[TierOptions],
-    codec: PageCodec | None,
+    stores: Sequence[LowerTier],
+    mover: Mover,
+    clock: Clock,
     write_back: WriteBack,
+    max_moving_bytes: int,
     load_deadline: float | None,
-    max_moving: int | str,
-    mover: Mover | None,
+    codec: PageCodec | None = None,
 ) -> None:
-    """Opens the tiers and ties them to the cache above them."""
-    max_moving_bytes = _moving_bytes(max_moving, cache, above.page_bytes)
-    stores = _open_tiers(check_order(tiers), above)
+    """Ties opened tiers to the cache above them."""
     lower: LowerPages
 
     def taken(blocks: np.ndarray) -> None:
@@ -160,8 +160,8 @@ def _put_below(
     migration = Migration(
         DevicePages(cache.pool, taken, settled, codec),
         stores,
-        mover or ThreadMover(_lanes(stores)),
-        above.clock,
+        mover,
+        clock,
         write_back=write_back,
         max_moving_bytes=max_moving_bytes,
         load_deadline=load_deadline,
@@ -199,9 +199,9 @@ def _open_tier(options: TierOptions, above: _Above) -> LowerTier:
     return open_remote(options, above.page_bytes, above.identity, above.clock)
 
 
-def _moving_bytes(limit: int | str, cache: PagedCache, page_bytes: int) -> int:
+def _moving_bytes(limit: int | str, num_blocks: int, page_bytes: int) -> int:
     """At most an eighth of the pool, since what moves can't be reclaimed."""
-    return min(parse_size(limit), max(1, cache.pool.num_blocks // 8) * page_bytes)
+    return min(parse_size(limit), max(1, num_blocks // 8) * page_bytes)
 
 
 def _write_back(name: str) -> WriteBack:

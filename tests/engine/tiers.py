@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from kvpager.assemble import _put_below
+from kvpager import assemble
 from kvpager.engine import Engine, TokenEvent
 from kvpager.engine.load_or_compute import Choice, LoadOrCompute, Offer, Reason
 from kvpager.errors import TierError
@@ -121,7 +121,7 @@ def put_below(
     always_load: bool = True,
 ) -> None:
     """Puts tiers below an engine that was opened without any."""
-    _put_below(
+    assemble.put_below(
         engine.cache,
         list(stores),
         mover or StepMover(),

@@ -214,7 +214,7 @@ class World:
             clock=self.clock,
         )
         write_back = WriteBack(options.write_back)
-        assemble._put_below(
+        assemble.put_below(
             self.cache, self.tiers, mover, self.clock, write_back, options.max_moving * stride, options.load_deadline
         )
         assert self.cache.lower is not None
@@ -358,7 +358,7 @@ class World:
         if prompt.promotion is not None:
             self.happened["arrived late" if prompt.promotion.is_late else "arrived"] += prompt.promotion.is_over
         before = self.clock.now
-        options = {} if prompt.promotion is None else {"promotion": prompt.promotion}
+        options = {} if prompt.promotion is None else {"came_up": prompt.promotion.page_tier}
         self._add(self.cache.sequence(prompt.tokens, scope=prompt.scope, **options))
         assert self.clock.now == before or prompt.promotion is None, "who promoted before does not wait"
 
