@@ -23,7 +23,7 @@ from kvpager.prefix.hashing import tier_identity
 from kvpager.prefix.index import PrefixIndex
 from kvpager.tiers.device import DeviceTier, make_arena, pin_memory, unpin_memory
 from kvpager.tiers.device_pages import DevicePages
-from kvpager.tiers.disk.open import open_disk
+from kvpager.tiers.disk.open import open_disk, open_sessions
 from kvpager.tiers.host import HostStore, Pinning
 from kvpager.tiers.migration import Migration, WriteBack
 from kvpager.tiers.mover import Mover, ThreadMover
@@ -157,6 +157,7 @@ def _put_below(
     )
     cache.lower = lower = LowerPages(cache, migration)
     cache._reclaimer.below = lower
+    cache.sessions = next((open_sessions(each) for each in tiers if isinstance(each, DiskTier)), None)
 
 
 def _lanes(stores: list[LowerTier]) -> dict[str, int]:

@@ -7,6 +7,7 @@ from kvpager.config import parse_size
 from kvpager.config.tiers import DiskTier
 from kvpager.errors import ConfigError
 from kvpager.eviction.policy import EvictionPolicy
+from kvpager.tiers.disk.session_files import SessionFiles
 from kvpager.tiers.disk.store import DiskStore
 from kvpager.tiers.sealing import AesGcm, KeyedMac, Seal, Zstd, read_key
 from kvpager.types import Clock
@@ -28,6 +29,16 @@ def open_disk(
         allow_shared_folder=options.allow_shared,
         seal=_seal(options),
         packing=Zstd() if options.compress else None,
+    )
+
+
+def open_sessions(options: DiskTier) -> SessionFiles:
+    """The named sessions in the tier's folder."""
+    return SessionFiles(
+        os.fspath(options.folder),
+        _seal(options),
+        read_only=options.read_only,
+        allow_shared=options.allow_shared,
     )
 
 

@@ -9,7 +9,7 @@ A circuit breaker (tiers/health.py) keeps a store that fails from being asked. I
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import count
 from queue import Empty, SimpleQueue
 
@@ -303,8 +303,8 @@ class RemoteStore:
             state=self._health.state,
             usage=self.usage(),
             pages=self._verdicts.num_there,
-            stored=self._stored,
-            loaded=self._loaded,
+            stored=replace(self._stored),
+            loaded=replace(self._loaded),
             refused=self._refused,
             quarantined=self._quarantined,
             failures=dict(self._failures),
