@@ -19,7 +19,6 @@ import numpy as np
 
 from kvpager.cache.arriving import attach, hold, let_go, resident_blocks, take_held
 from kvpager.cache.prefix_match import first_visible_page, page_labels
-from kvpager.errors import OutOfBlocks
 from kvpager.memory.block_pool import BlockPool
 from kvpager.prefix.hashing import Scope, block_key, page_key
 from kvpager.tiers.migration import Load, Migration, Probe, WriteBack
@@ -99,7 +98,6 @@ class LowerPages:
         self.migration = migration
         self._promotions: list[Promotion] = []
         self._doomed: set[int] = set()  # blocks to be dropped as soon as they are written
-        self._lost = 0
 
     @property
     def _pool(self) -> BlockPool:
@@ -143,11 +141,10 @@ class LowerPages:
         missing = {(each.index, each.group) for each in match.missing}
         resident = resident_blocks(self._cache, match.root_key, match.labels, missing)
         hold(self._cache, resident)
-        try:
-            fresh = take_held(self._cache, len(match.missing))
-        except OutOfBlocks:
-            let_go(self._cache, resident)
+        if not self._cache._reclaimer.make_free(len(match.missing)):
+            let_go(self._cache, resident[::-1])
             return None
+        fresh = take_held(self._cache, len(match.missing))
         load = self.migration.load([each.page for each in match.missing], fresh.tolist())
         promotion = Promotion(match, load, np.concatenate([resident, fresh]))
         self._promotions.append(promotion)
@@ -157,9 +154,9 @@ class LowerPages:
     # -- the border of a step -----------------------------------------------------------------------------------
 
     def collect(self) -> None:
-        """Completes the transfers that have ended."""
-        if self.migration.num_open or self._promotions:
-            self.migration.collect()
+        """Completes the transfers that have ended, and tells the tiers that time has passed."""
+        self.migration.collect()
+        if self._promotions:
             self._settle_promotions()
 
     def wait(self, timeout: float, *, idle: bool = False) -> None:
@@ -182,9 +179,10 @@ class LowerPages:
 
     def settle(self, seconds: float) -> bool:
         """Waits until nothing moves; whether that was reached."""
-        is_still = self.migration.drain(seconds)
-        self._settle_promotions()
-        return is_still
+        stop_at = self.migration.now() + seconds
+        while self.migration.num_open and (left := stop_at - self.migration.now()) > 0:
+            self.wait(min(_PATIENCE, left))  # what has come up may go down again: in turns, until both are still
+        return self.migration.num_open == 0
 
     def _settle_promotions(self) -> None:
         for promotion in [each for each in self._promotions if each.load.is_done]:
@@ -254,7 +252,7 @@ class LowerPages:
         moving = set(self.moving_blocks())
         for block in blocks:
             if block not in moving and not self.is_clean(block):
-                self._lost += not self.migration.rescue(self.page(block), block)
+                self.migration.rescue(self.page(block), block)
 
     def taken(self, blocks: np.ndarray) -> None:
         """A transfer holds these blocks, which were cached."""
@@ -278,19 +276,23 @@ class LowerPages:
 
     def close(self, seconds: float) -> None:
         """Writes down what should outlive the process, as far as time allows, and ends the transfers."""
-        if any(tier.is_persistent for tier in self.migration.tiers):
-            self._flush(seconds)
-        self.migration.close(seconds)
+        stop_at = self.migration.now() + seconds
+        self._doomed.clear()  # nothing is dropped any more
+        blocks = self._parents_first(self._cache.index.all_blocks().tolist())
+        self.migration.flush([(self.page(block), block) for block in blocks], seconds)
+        self.migration.close(max(0.0, stop_at - self.migration.now()))
 
-    def _flush(self, seconds: float) -> None:
-        blocks = self._cache.index.all_blocks().tolist()
-        while blocks and seconds > 0:
-            accepted = self.write_down(blocks)
-            self.wait(1.0)
-            if not accepted:
-                break
-            blocks = [block for block in blocks if block not in accepted]
-        self.migration.flush(seconds)
+    def _parents_first(self, blocks: List[int]) -> list[int]:
+        """So that what is written before the time is over can be used."""
+        index, depths = self._cache.index, dict[NodeId, int]()
+        for block in blocks:
+            path, node = [], index.node_of_block(block)
+            while node not in depths and index.label(node) is not None:
+                path.append(node)
+                node = index.parent(node)
+            depth = depths.get(node, 0)
+            depths.update((each, depth + up) for up, each in enumerate(reversed(path), 1))
+        return sorted(blocks, key=lambda block: depths[index.node_of_block(block)])
 
 
 class _Walk:

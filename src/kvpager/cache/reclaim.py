@@ -101,7 +101,7 @@ class Reclaimer:
         if missing > self.num_reclaimable:
             return False
         self._direct += self._drop(missing)
-        return True
+        return self._pool.num_free >= needed
 
     def run_background(self) -> None:
         """Brings the free blocks back to the high watermark if they fell below low, as far as cached pages go."""

@@ -108,6 +108,9 @@ class HostStore:
     def victims(self, count: int) -> list[Page]:
         return [self._book.page(slot) for slot in self._book.victims(count)]
 
+    def pages(self) -> list[Page]:
+        return self._book.pages()
+
     def forget(self, keys: Sequence[ContentKey]) -> None:
         self._book.forget(keys)
 

@@ -28,6 +28,8 @@ from kvpager.tiers.tier import LowerTier, Page, Slot
 from kvpager.types import Clock, ContentKey, TierKind
 
 _CLEAN_SHARE = 16  # one slot in so many is kept free or clean ahead of need
+_CLEAN_AT_ONCE = 64  # pages looked at for that, each time some have come
+_PATIENCE = 0.1  # seconds between two looks at the clock
 _BATCH_BYTES = 8 << 20  # moved by one job: large enough for few system calls, small enough that a load starts soon
 
 
@@ -77,13 +79,14 @@ class Probe:
 
 @dataclass(frozen=True, slots=True)
 class MigrationStatistics:
-    """``moving_bytes``: under way now. ``refused``: demotions that found queues or tiers full. ``lost``: pages dropped
-    from a tier that no other had. ``late``: loads that missed their deadline. Waits are of the bookkeeping thread:
-    ``io_wait_seconds`` while there was work for it, ``idle_seconds`` while there was none."""
+    """``moving_bytes``: under way now. ``refused``: demotions that found queues or tiers full. ``lost``: pages that the
+    device dropped and no tier had or took. ``late``: loads that missed their deadline. Waits are of the bookkeeping
+    thread: ``io_wait_seconds`` while there was work for it, ``idle_seconds`` while there was none."""
 
     moving_bytes: int
     queued_jobs: int
     refused: int
+    lost: int
     late: int
     io_wait_seconds: float
     idle_seconds: float
@@ -111,10 +114,11 @@ class Migration:
         self._max_moving_bytes = max_moving_bytes
         self._load_deadline = load_deadline
         self._demoting_bytes = self._loading_bytes = 0
+        self._sinking: set[ContentKey] = set()  # pages that are being copied down
         self._loads: list[Load] = []
         self._probes: list[Probe] = []
         self._open: dict[int, Move] = {}  # by id
-        self._refused = self._late = 0
+        self._refused = self._lost = self._late = 0
         self._io_wait_seconds = self._idle_seconds = 0.0
 
     # -- questions ----------------------------------------------------------------------------------------------
@@ -167,6 +171,7 @@ class Migration:
             moving_bytes=self._demoting_bytes + self._loading_bytes,
             queued_jobs=self._mover.num_open,
             refused=self._refused,
+            lost=self._lost,
             late=self._late,
             io_wait_seconds=self._io_wait_seconds,
             idle_seconds=self._idle_seconds,
@@ -179,66 +184,84 @@ class Migration:
 
         Pages that a tier has, or is getting, are left out, and so is what exceeds the limit.
         """
-        batches: dict[int, list[Transfer]] = {}
-        accepted = []
-        for page, block in pages:
-            if self.find(page.key) is not None:
-                continue
-            place = self._room(page, 0)
-            if place is None:
-                continue
-            at, target = place
-            source = self._device.hold(block, page.key)
-            batches.setdefault(at, []).append(Transfer(page, source, target))
-            accepted.append(block)
-        for at, transfers in batches.items():
-            self._submit(self._device, self.tiers[at], transfers)
-        return accepted
+        return self._send_down(((page, block) for page, block in pages if self.find(page.key) is None), 0)
 
     def rescue(self, page: Page, block: int) -> bool:
         """Copies a page now, in this thread, into a tier that is memory: its block can be given away at once."""
+        if page.key in self._sinking:
+            return True
         for tier in self.tiers:
             if tier.kind is not TierKind.HOST:
                 continue
             slot = tier.prepare_store(page)
             if slot is None:
                 continue
+            self._demoting_bytes += self._device.page_bytes
+            self._sinking.add(page.key)
             move = Move(self._device, tier, [Transfer(page, self._device.hold(block, page.key), slot)])
-            self._run_now(move)
+            self._open[id(move)] = move
+            run_job(move)
+            self._complete_move(move)
             return move.transfers[0].error is None
+        self._lost += 1
         return False
+
+    def _send_down(self, pages: Iterable[tuple[Page, int]], first: int) -> list[int]:
+        """Begins to copy blocks of the device to the nearest tier from ``first`` on; returns the blocks accepted."""
+        batches: dict[int, list[Transfer]] = {}
+        accepted = []
+        for page, block in pages:
+            place = self._room(page, first)
+            if place is None:
+                continue
+            at, target = place
+            batches.setdefault(at, []).append(Transfer(page, self._device.hold(block, page.key), target))
+            accepted.append(block)
+        for at, transfers in batches.items():
+            self._submit(self._device, self.tiers[at], transfers)
+        return accepted
 
     def _room(self, page: Page, first: int) -> tuple[int, Slot] | None:
         """A slot in the nearest tier from ``first`` on that has room; None where a tier is getting the page already."""
-        if self._demoting_bytes >= self._max_moving_bytes:
-            self._refused += 1
+        if page.key in self._sinking:
             return None
-        for at in range(first, len(self.tiers)):
-            slot = self.tiers[at].prepare_store(page)
-            if slot is not None:
-                self._demoting_bytes += self._device.page_bytes
-                return at, slot
+        if self._demoting_bytes < self._max_moving_bytes:
+            for at in range(first, len(self.tiers)):
+                slot = self.tiers[at].prepare_store(page)
+                if slot is not None:
+                    self._demoting_bytes += self._device.page_bytes
+                    self._sinking.add(page.key)
+                    return at, slot
         self._refused += 1
         return None
 
-    def _pass_on(self, at: int, pages: Iterable[Page]) -> None:
-        """Begins to copy pages that tier ``at`` has to the next one."""
-        if at + 1 >= len(self.tiers):
-            return
-        source, batches = self.tiers[at], dict[int, list[Transfer]]()
+    def _pass_on(self, at: int, pages: Iterable[Page], first: int) -> list[Page]:
+        """Begins to copy pages that tier ``at`` has to the nearest tier from ``first`` on that takes them.
+
+        Returns those for which there was no room. Pages that one of these tiers has are left out.
+        """
+        source, batches, refused = self.tiers[at], dict[int, list[Transfer]](), list[Page]()
         for page in pages:
-            if any(tier.contains(page.key) for tier in self.tiers[at + 1 :]):
+            if not source.contains(page.key) or self._is_kept(page.key, first):
                 continue
+            place = self._room(page, first)
+            if place is None:
+                refused.append(page)
+                continue
+            below, target = place
             held = source.prepare_load(page.key)
             if held is None:
+                self._end_demotion(below, page, target, TierError("the page must not be read now"))
                 continue
-            place = self._room(page, at + 1)
-            if place is None:
-                source.complete_load(held, None)
-                continue
-            batches.setdefault(place[0], []).append(Transfer(page, held, place[1]))
+            batches.setdefault(below, []).append(Transfer(page, held, target))
         for below, transfers in batches.items():
             self._submit(source, self.tiers[below], transfers)
+        return refused
+
+    def _end_demotion(self, at: int, page: Page, target: Slot, error: TierError | None) -> None:
+        self._demoting_bytes -= self._device.page_bytes
+        self._sinking.discard(page.key)
+        self.tiers[at].complete_store(target, error)
 
     # -- up -----------------------------------------------------------------------------------------------------
 
@@ -249,13 +272,13 @@ class Migration:
         load = Load(list(pages), list(blocks), [], now, deadline, [None] * len(pages), len(pages))
         batches: dict[TierKind, list[Transfer]] = {}
         for place, (page, block) in enumerate(zip(pages, blocks, strict=True)):
-            tier = self.find(page.key)
-            source = None if tier is None else tier.prepare_load(page.key)
-            load.tiers.append(TierKind.NONE if tier is None else tier.kind)
-            if tier is None or source is None:
+            found = self._hold_lower(page.key)
+            load.tiers.append(TierKind.NONE if found is None else found[0].kind)
+            if found is None:
                 load.errors[place] = TierError("the page is not there any more")
                 load.num_open -= 1
                 continue
+            tier, source = found
             target = self._device.landing(block, page.key)
             batches.setdefault(tier.kind, []).append(Transfer(page, source, target, load, place))
         self._loading_bytes += load.num_open * self._device.page_bytes
@@ -264,6 +287,13 @@ class Migration:
             if tier.kind in batches:
                 self._submit(tier, self._device, batches[tier.kind])
         return load
+
+    def _hold_lower(self, key: ContentKey) -> tuple[LowerTier, Slot] | None:
+        """The nearest tier that has a page and may be read, and its slot."""
+        for tier in self.tiers:
+            if tier.contains(key) and (slot := tier.prepare_load(key)) is not None:
+                return tier, slot
+        return None
 
     def probe(self, tier: LowerTier, keys: Sequence[ContentKey]) -> Probe:
         """Asks a tier about keys it does not know; the answer is in its books once the probe is done."""
@@ -306,17 +336,8 @@ class Migration:
                 probe.tier.learn(probe.keys, None)
         self._loads = [load for load in self._loads if not load.is_done]
         self._probes = [probe for probe in self._probes if not probe.is_done]
-        for at, tier in enumerate(self.tiers):
+        for tier in self.tiers:
             tier.tick()
-            if self.write_back is not WriteBack.THROUGH and at + 1 < len(self.tiers):
-                self._clean_ahead(at, tier)
-
-    def _clean_ahead(self, at: int, tier: LowerTier) -> None:
-        """Pages that the tier will soon drop are copied further down while there is time."""
-        usage = tier.usage()
-        low = max(1, usage.blocks // _CLEAN_SHARE)
-        if usage.free < low and self._demoting_bytes < self._max_moving_bytes:
-            self._pass_on(at, tier.victims(low))
 
     def _complete_probe(self, probe: Probe) -> None:
         if probe.is_done:
@@ -334,18 +355,13 @@ class Migration:
                 tier.blame("a load did not come back in time")
 
     def _complete_move(self, move: Move) -> None:
-        del self._open[id(move)]
         move.spread_error()
-        arrived = []
-        for transfer in move.transfers:
-            if transfer.load is not None:
+        if move.target is self._device:
+            for transfer in move.transfers:
                 self._complete_load(move, transfer)
-            else:
-                self._complete_demotion(move, transfer)
-                if transfer.error is None:
-                    arrived.append(transfer.page)
-        if self.write_back is WriteBack.THROUGH and arrived:
-            self._pass_on(self._place(move.target), arrived)
+            del self._open[id(move)]
+        else:
+            self._complete_demotions(move, self._place(move.target))
 
     def _complete_load(self, move: Move, transfer: Transfer) -> None:
         load, source = transfer.load, self.tiers[self._place(move.source)]
@@ -359,14 +375,27 @@ class Migration:
         if load.is_done:
             load.ended = self._clock()
 
-    def _complete_demotion(self, move: Move, transfer: Transfer) -> None:
-        self._demoting_bytes -= self._device.page_bytes
-        self.tiers[self._place(move.target)].complete_store(transfer.target, transfer.error)
-        if move.source is self._device:
-            self._device.let_go(transfer.source)
-        else:
-            fault = transfer.error if transfer.is_fault_of_source else None
-            self.tiers[self._place(move.source)].complete_load(transfer.source, fault)
+    def _complete_demotions(self, move: Move, at: int) -> None:
+        for transfer in move.transfers:
+            self._end_demotion(at, transfer.page, transfer.target, transfer.error)
+            if move.source is not self._device:
+                fault = transfer.error if transfer.is_fault_of_source else None
+                self.tiers[self._place(move.source)].complete_load(transfer.source, fault)
+        del self._open[id(move)]
+        if move.source is self._device:  # last, for whoever hears of it may drop the block, and then ask who has it
+            for transfer in move.transfers:
+                self._device.let_go(transfer.source)
+        if at + 1 < len(self.tiers):
+            if self.write_back is WriteBack.THROUGH:
+                self._pass_on(at, [transfer.page for transfer in move.transfers if transfer.error is None], at + 1)
+            self._clean_ahead(at)
+
+    def _clean_ahead(self, at: int) -> None:
+        """Tier ``at`` has taken pages, so it will drop others: those are copied further down while there is time."""
+        usage = self.tiers[at].usage()
+        low = max(1, usage.blocks // _CLEAN_SHARE)
+        if usage.free < low and self._demoting_bytes < self._max_moving_bytes:
+            self._pass_on(at, self.tiers[at].victims(min(low, _CLEAN_AT_ONCE)), at + 1)
 
     # -- inside -------------------------------------------------------------------------------------------------
 
@@ -383,55 +412,58 @@ class Migration:
             self._open[id(move)] = move
             self._mover.submit(lane, move)
 
-    def _run_now(self, move: Move) -> None:
-        self._demoting_bytes += self._device.page_bytes
-        self._open[id(move)] = move
-        run_job(move)
-        self._complete_move(move)
-
     # -- the end ------------------------------------------------------------------------------------------------
 
     def drain(self, seconds: float) -> bool:
         """Waits until nothing moves any more, at most ``seconds``. Whether that was reached."""
         stop_at = self._clock() + seconds
-        while self._mover.num_open and self._clock() < stop_at:
-            self.wait(min(0.1, seconds))
+        while self._mover.num_open and (left := stop_at - self._clock()) > 0:
+            self.wait(min(_PATIENCE, left))
         return self._mover.num_open == 0
 
-    def flush(self, seconds: float) -> None:
-        """Copies what only passing tiers have to one that outlives the process, as far as there is room and time."""
+    def flush(self, resident: Sequence[tuple[Page, int]], seconds: float) -> None:
+        """Copies what only the device and passing tiers have to a tier that outlives the process, as far as there is
+        room and time. ``resident``: pages of the device and their blocks, which must stay meanwhile.
+        """
+        first = next((at for at, tier in enumerate(self.tiers) if tier.is_persistent), None)
+        if first is None:
+            return
         stop_at = self._clock() + seconds
-        for at, tier in enumerate(self.tiers):
-            if not tier.is_persistent:
-                pages = tier.victims(tier.usage().blocks)  # leaves only, so: again, until nothing is left to pass on
-                while pages and self._clock() < stop_at:
-                    self._pass_on(at, pages)
-                    self.drain(stop_at - self._clock())
-                    pages = []
+        blocks, passing = dict(resident), {at: self.tiers[at].pages() for at in range(first)}
+        while self._clock() < stop_at:
+            blocks = {page: block for page, block in blocks.items() if not self._is_kept(page.key, first)}
+            accepted = set(self._send_down(blocks.items(), first))
+            blocks = {page: block for page, block in blocks.items() if block not in accepted}
+            passing = {at: self._pass_on(at, pages, first) for at, pages in passing.items()}
+            if not self._mover.num_open:
+                return  # all is there, or nothing takes it
+            self.wait(min(_PATIENCE, stop_at - self._clock()))
+
+    def _is_kept(self, key: ContentKey, first: int) -> bool:
+        return any(tier.contains(key) for tier in self.tiers[first:])
 
     def close(self, seconds: float) -> None:
-        """Ends the threads and closes the tiers. What still moves after ``seconds`` is abandoned."""
+        """Ends the threads and closes the tiers. What still moves after ``seconds`` is abandoned, and the tiers at both
+        ends of it stay open: a worker may yet come back and touch them.
+        """
+        stop_at = self._clock() + seconds
         self.drain(seconds)
-        self._mover.close(seconds)
+        self._mover.close(max(0.0, stop_at - self._clock()))
+        busy = {id(end) for move in self._open.values() for end in (move.source, move.target)}
+        busy |= {id(probe.tier) for probe in self._probes}
         for tier in self.tiers:
-            tier.close()
+            if id(tier) not in busy:
+                tier.close()
 
     def check(self) -> None:
         """Raises InvariantError unless the bytes counted as moving are those of the open transfers (I18, I19)."""
-        loading = demoting = 0
-        keys = set()
-        for move in self._open.values():
-            for transfer in move.transfers:
-                way = (transfer.page.key, move.target.name)
-                if way in keys and transfer.load is None:
-                    raise InvariantError("I18: one page moves to one tier twice")
-                keys.add(way)
-            size = len(move.transfers) * self._device.page_bytes
-            if move.target is self._device:
-                loading += size
-            else:
-                demoting += size
-        if (loading, demoting) != (self._loading_bytes, self._demoting_bytes):
+        moves = list(self._open.values())
+        down = [transfer.page.key for move in moves if move.target is not self._device for transfer in move.transfers]
+        up = sum(len(move.transfers) for move in moves if move.target is self._device)
+        if len(set(down)) < len(down) or set(down) != self._sinking:
+            raise InvariantError("I18: a page moves down twice, or it is not known which pages do")
+        size = self._device.page_bytes
+        if (up * size, len(down) * size) != (self._loading_bytes, self._demoting_bytes):
             raise InvariantError("I19: the bytes that move are counted wrong")
         for tier in self.tiers:
             tier.check()

@@ -71,6 +71,10 @@ class SlotBook:
     def keys(self) -> list[ContentKey]:
         return [key for key, slot in self._slot_of.items() if slot not in self._writing]
 
+    def pages(self) -> list[Page]:
+        """Those that can be found, in the order in which they came."""
+        return [self._page_of[slot] for slot in self._slot_of.values() if slot not in self._writing]
+
     # -- changes ------------------------------------------------------------------------------------------------
 
     def prepare_store(self, page: Page) -> int | None:

@@ -181,6 +181,10 @@ class LowerTier(Tier, PageSource, PageTarget, Protocol):
         """Pages that will be dropped next, the first to go first: who wants to keep them writes them further down."""
         ...
 
+    def pages(self) -> list[Page]:
+        """All pages that are there, as far as the books know. Asked of tiers that don't outlive the process."""
+        ...
+
     def forget(self, keys: Sequence[ContentKey]) -> None:
         """Drops pages that are there; those being moved go when they are completed."""
         ...

@@ -162,6 +162,9 @@ class DiskStore:
     def victims(self, count: int) -> list[Page]:
         return [self._book.page(slot) for slot in self._book.victims(count)]
 
+    def pages(self) -> list[Page]:
+        return self._book.pages()
+
     # -- stores -------------------------------------------------------------------------------------------------
 
     def prepare_store(self, page: Page) -> Slot | None:

@@ -158,6 +158,9 @@ class RemoteStore:
     def victims(self, count: int) -> list[Page]:
         return []
 
+    def pages(self) -> list[Page]:
+        return []  # what others stored, it can't name
+
     def forget(self, keys: Sequence[ContentKey]) -> None:
         for key in keys:
             if self._verdicts.get(key):
