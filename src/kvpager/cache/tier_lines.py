@@ -42,7 +42,11 @@ def _cells(tier: TierStatistics, hits: int) -> tuple[str, ...]:
 
 
 def _transfers(counts: TransferCounts) -> str:
-    return f"{counts.pages} pages, {format_size(counts.bytes)} in {counts.seconds:.2f} s"
+    return f"{_many(counts.pages, 'page')}, {format_size(counts.bytes)} in {counts.seconds:.2f} s"
+
+
+def _many(count: int, noun: str) -> str:
+    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
 
 
 def _troubles(tier: TierStatistics) -> str:
@@ -54,6 +58,6 @@ def _troubles(tier: TierStatistics) -> str:
 
 def _moves(moves: MigrationStatistics) -> str:
     return (
-        f"moves    {format_size(moves.moving_bytes)} under way in {moves.queued_jobs} jobs, {moves.refused} refused, "
-        f"{moves.late} late; waited {moves.io_wait_seconds:.2f} s for I/O"
+        f"moves    {format_size(moves.moving_bytes)} under way in {_many(moves.queued_jobs, 'job')}, "
+        f"{moves.refused} refused, {moves.lost} lost, {moves.late} late; waited {moves.io_wait_seconds:.2f} s for I/O"
     )
