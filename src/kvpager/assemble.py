@@ -115,6 +115,7 @@ def open_cache(
         rewind=rewind,
     )
     if tiers:
+        tiers, when, most = check_order(tiers), _write_back(write_back), _moving_bytes(max_moving, cache)
         above = _Above(
             page_bytes=layout.block_stride,
             pool_bytes=blocks * layout.block_stride if device == "cpu" else 0,
@@ -122,22 +123,21 @@ def open_cache(
             pinning=Pinning(pin_memory, unpin_memory) if device.startswith("cuda") else None,
             clock=clock,
         )
-        _put_below(cache, above, tiers, _write_back(write_back), load_deadline, max_moving, mover)
+        _put_below(cache, _open_tiers(tiers, above), mover, clock, when, most, load_deadline)
+        cache.sessions = next((open_sessions(each) for each in tiers if isinstance(each, DiskTier)), None)
     return cache
 
 
 def _put_below(
     cache: PagedCache,
-    above: _Above,
-    tiers: Sequence[TierOptions],
-    write_back: WriteBack,
-    load_deadline: float | None,
-    max_moving: int | str,
+    stores: list[LowerTier],
     mover: Mover | None,
+    clock: Clock,
+    write_back: WriteBack,
+    max_moving_bytes: int,
+    load_deadline: float | None,
 ) -> None:
-    """Opens the tiers and ties them to the cache above them."""
-    max_moving_bytes = _moving_bytes(max_moving, cache)
-    stores = _open_tiers(check_order(tiers), above)
+    """Ties the tiers to the cache above them."""
     lower: LowerPages
 
     def taken(blocks: np.ndarray) -> None:
@@ -150,14 +150,13 @@ def _put_below(
         DevicePages(cache.pool, taken, settled),
         stores,
         mover or ThreadMover(_lanes(stores)),
-        above.clock,
+        clock,
         write_back=write_back,
         max_moving_bytes=max_moving_bytes,
         load_deadline=load_deadline,
     )
     cache.lower = lower = LowerPages(cache, migration)
     cache._reclaimer.below = lower
-    cache.sessions = next((open_sessions(each) for each in tiers if isinstance(each, DiskTier)), None)
 
 
 def _lanes(stores: list[LowerTier]) -> dict[str, int]:
