@@ -75,7 +75,8 @@ class Promotion:
 
     match: LowerMatch
     load: Load
-    held: np.ndarray  # the device's own pages of the prefix, and the blocks that are filled
+    resident: np.ndarray  # the device's own pages of the prefix, held until the load is over
+    fresh: np.ndarray  # the blocks that are filled, held until no worker can touch them any more
     is_done: bool = False
     page_tier: dict[int, TierKind] = field(default_factory=dict)
     num_failed: int = 0
@@ -146,7 +147,7 @@ class LowerPages:
             return None
         fresh = take_held(self._cache, len(match.missing))
         load = self.migration.load([each.page for each in match.missing], fresh.tolist())
-        promotion = Promotion(match, load, np.concatenate([resident, fresh]))
+        promotion = Promotion(match, load, resident, fresh)
         self._promotions.append(promotion)
         self._settle_promotions()  # everything may have gone since it was found
         return promotion
@@ -185,9 +186,17 @@ class LowerPages:
         return self.migration.num_open == 0
 
     def _settle_promotions(self) -> None:
-        for promotion in [each for each in self._promotions if each.load.is_done]:
-            self._promotions.remove(promotion)
-            self._publish(promotion)
+        for promotion in tuple(self._promotions):
+            if promotion.load.is_done:
+                self._promotions.remove(promotion)
+                self._publish(promotion)
+            elif promotion.is_late:
+                self._let_go_of_resident(promotion)
+
+    def _let_go_of_resident(self, promotion: Promotion) -> None:
+        """Nobody counts on the load any more: pages that are there already must not wait for it."""
+        let_go(self._cache, promotion.resident[::-1])
+        promotion.resident = promotion.resident[:0]
 
     def _publish(self, promotion: Promotion) -> None:
         """The pages that came become findable, as far as they reach from the start without a gap."""
@@ -203,7 +212,8 @@ class LowerPages:
         for each, _, tier in ends:
             if (each.index, each.group) in fresh:
                 promotion.page_tier[each.index] = max(tier, promotion.page_tier.get(each.index, _NOWHERE))
-        let_go(cache, promotion.held[::-1])  # the last page first, so that leaves age before roots
+        let_go(cache, promotion.fresh[::-1])  # the last page first, so that leaves age before roots
+        self._let_go_of_resident(promotion)
         promotion.is_done = True
         if fresh:
             cache._faults.add(FaultKind.MAJOR, len(fresh), (load.ended or load.begun) - load.begun)
@@ -271,7 +281,7 @@ class LowerPages:
 
     def held_blocks(self) -> list[int]:
         """Blocks that transfers hold, one entry for each hold."""
-        promoted = [block for promotion in self._promotions for block in promotion.held.tolist()]
+        promoted = [block for each in self._promotions for block in (*each.resident.tolist(), *each.fresh.tolist())]
         return promoted + self.migration.held_blocks()
 
     def close(self, seconds: float) -> None:

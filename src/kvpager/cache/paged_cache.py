@@ -13,7 +13,7 @@ import numpy as np
 
 from kvpager.cache.check import check_cache
 from kvpager.cache.fault import FaultLog
-from kvpager.cache.lower_pages import LowerPages, Promotion
+from kvpager.cache.lower_pages import LowerPages
 from kvpager.cache.prefix_match import PrefixMatch, PrefixMatcher, first_visible_page, page_labels
 from kvpager.cache.reclaim import Reclaimer
 from kvpager.cache.resize import resize_pool
@@ -134,8 +134,9 @@ class PagedCache:
         return np.array(found, np.int64)
 
     def num_freeable(self, seq: Sequence) -> int:
-        """Blocks that would become available if ``seq`` were freed: those that only it maps. O(pages)."""
-        return sum(int((self.pool.refcount[table.mapped_blocks()] == 1).sum()) for table in seq.tables)
+        """Blocks that would become available if ``seq`` were freed: nobody else maps or holds them. O(pages)."""
+        blocks = [table.mapped_blocks() for table in seq.tables]
+        return sum(int(((self.pool.refcount[each] == 1) & (self.pool.pins[each] == 0)).sum()) for each in blocks)
 
     def num_copies(self, sequences: List[Sequence]) -> np.ndarray:
         """Per sequence: blocks that its next step takes before it may write the begun last page."""
@@ -186,13 +187,13 @@ class PagedCache:
         scope: Scope = ANY_SCOPE,
         max_prefix: int | None = None,
         publish_until: int | None = None,
-        promotion: Promotion | None = None,
+        came_up: Mapping[int, TierKind] | None = None,
     ) -> Sequence:
         """A new sequence. With token ids, pages whose content is known are mapped at once (``prefix_tokens``).
 
         Pages that only a lower tier has are brought up first, and waited for; whoever can't wait promotes them before
-        (``lower.promote``) and gives the ``promotion``, done or not: then what is on the device counts, and nothing is
-        waited for.
+        (``lower.promote``) and says which ``came_up``, perhaps none, and from where (``Promotion.page_tier``): then
+        what is on the device counts, and nothing is waited for.
         ``max_prefix``: reuse at most so many tokens. ``publish_until``: publish only pages that end at or before this
         position (None: all). Without token ids the sequence is written by hand and shares nothing by content.
         """
@@ -205,9 +206,10 @@ class PagedCache:
         self.sequences[row] = seq
         if ids is not None and self._prefix_cache:
             limit = len(ids) - 1 if max_prefix is None else min(len(ids) - 1, max_prefix)
-            if self.lower is not None and promotion is None:
+            if self.lower is not None and came_up is None:
                 promotion = self.lower.bring_up(ids, scope, limit)
-            self._adopt(seq, self._match(ids, scope, limit), {} if promotion is None else promotion.page_tier)
+                came_up = None if promotion is None else promotion.page_tier
+            self._adopt(seq, self._match(ids, scope, limit), came_up or {})
             seq._root = self.index.enter_root(self._root_key(scope))
             if seq._node is None:
                 seq._node = seq._root

@@ -4,14 +4,15 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from kvpager.engine.engine import Engine, EngineStatistics
+    from kvpager.engine.engine import Engine
     from kvpager.engine.request import Completion, FinishReason, Request, TokenEvent
     from kvpager.engine.sampling_params import Sampling
+    from kvpager.engine.statistics import EngineStatistics
 
 _HOME = {
     "Completion": "kvpager.engine.request",
     "Engine": "kvpager.engine.engine",
-    "EngineStatistics": "kvpager.engine.engine",
+    "EngineStatistics": "kvpager.engine.statistics",
     "FinishReason": "kvpager.engine.request",
     "Request": "kvpager.engine.request",
     "Sampling": "kvpager.engine.sampling_params",

@@ -1,11 +1,12 @@
 """Continuous batching: requests in, tokens out, over one model and one paged cache.
 
-    submit -> [waiting queue] -> decide() -> cache.step -> model -> sample -> events
-                    ^                |                                  |
-                    +---- preempt ---+                                  +-> finished branches give their pages back
+    submit -> [waiting queue] -> (load) -> decide() -> cache.step -> model -> sample -> events
+                    ^                          |                                  |
+                    +--------- preempt --------+                                  +-> finished branches give pages back
 
-The engine carries out what engine/scheduler.py decides; it owns the cache, and every call must come from one thread
-(``cancel`` and ``submit`` too). Between two calls of ``step`` no step is open, so all books agree and can be checked.
+The engine carries out what engine/scheduler.py decides, once engine/loading.py has brought up what lower tiers have. It
+owns the cache, and every call must come from one thread (``cancel`` and ``submit`` too). Between two calls of ``step``
+no step is open, so all books agree and can be checked.
 """
 
 from array import array
@@ -13,7 +14,6 @@ from collections import deque
 from collections.abc import Collection, Iterable, Iterator
 from collections.abc import Sequence as List
 from contextlib import ExitStack
-from dataclasses import dataclass
 from functools import partial
 from random import Random
 from time import perf_counter
@@ -28,6 +28,7 @@ from kvpager.cache.prefix_match import PrefixMatch
 from kvpager.cache.sequence import Sequence, token_array
 from kvpager.config import Options, load_options
 from kvpager.engine.detokenizer import Detokenizer
+from kvpager.engine.loading import Loading, Stage
 from kvpager.engine.request import Branch, BranchState, Completion, FinishReason, Request, TokenEvent, completion
 from kvpager.engine.sampling import SampledToken, SamplerRow, SamplingFailure, TokenCounts, sample
 from kvpager.engine.sampling_params import Sampling
@@ -38,36 +39,19 @@ from kvpager.engine.scheduler import (
     decide,
     effective_rank,
     holding_blocks,
+    needed_soon,
 )
 from kvpager.engine.setup import build
+from kvpager.engine.statistics import EngineStatistics, StartCounts
 from kvpager.errors import ConfigError, InvariantError, RequestError
 from kvpager.prefix.hashing import Scope
+from kvpager.types import TierKind
 
 Prompt = str | List[int]
 
 _CONTEXT_TOKENS = 6  # of the prompt, for the detokenizer
 _NO_SAMPLING = Sampling()
 _NO_SCOPE = Scope()
-
-
-@dataclass(frozen=True, slots=True)
-class EngineStatistics:
-    """Branches ``running`` and ``waiting`` (forks too) now; everything else since the engine was opened.
-
-    ``prompt_tokens`` of the requests that have started; ``prefix_tokens`` of them were found, the others computed.
-    """
-
-    running: int
-    waiting: int
-    finished_requests: int
-    prompt_tokens: int
-    prefix_tokens: int
-    generated_tokens: int
-    preemptions: int
-    steps: int
-    model_seconds: float
-    bookkeeping_seconds: float
-    sampling_seconds: float
 
 
 class Engine:
@@ -106,8 +90,9 @@ class Engine:
         self._streams: dict[int, deque[TokenEvent]] = {}  # events of the requests that somebody streams
         self._next_request = self._next_branch = 0
         self._random = Random(self.options.seed)
-        self._prompt_tokens = self._prefix_tokens = self._generated_tokens = 0
-        self._preemptions = self._steps = self._finished = 0
+        self.loading = Loading(self.cache, self.chunk, self._admission_cost)
+        self._starts = StartCounts()
+        self._generated_tokens = self._preemptions = self._steps = self._finished = 0
         self._model_seconds = self._bookkeeping_seconds = self._sampling_seconds = 0.0
         self._is_open, self._is_stepping = True, False
         self._cancelled_meanwhile: list[int] = []
@@ -150,6 +135,19 @@ class Engine:
             (self._forking if choice else self._waiting)[branch.key] = branch
         self._requests[request.id] = request
         return request
+
+    def prefetch(self, prompt: Prompt, *, scope: Scope = _NO_SCOPE) -> bool:
+        """A hint that this prompt, or one that begins like it, will come: its pages are brought up from lower tiers.
+
+        Starts nothing and waits for nothing; whether a load was begun. Nothing is done where the pool is busy: requests
+        wait, or the pages would take blocks that running ones need soon.
+        """
+        self._check_open()
+        ids = self.encode(prompt)
+        if self._waiting or not len(ids):
+            return False
+        self.loading.collect()
+        return self.loading.prefetch(ids, scope, self._spare(self._view_running()))
 
     def encode(self, prompt: Prompt) -> "array[int]":
         """Token ids of a prompt. Texts go through the tokenizer, with its special tokens."""
@@ -276,6 +274,8 @@ class Engine:
     def step(self) -> list[TokenEvent]:
         """Decides, computes one step and returns the tokens it gave. Does nothing where nothing is queued.
 
+        Where nothing can run before a page has come from a lower tier, it waits for that a little and returns.
+
         If the model raises, the choices that were being computed end with an error and the exception goes on;
         everything else stays usable.
         """
@@ -292,7 +292,12 @@ class Engine:
 
     def _run_step(self) -> list[TokenEvent]:
         begin = perf_counter()
-        decision = decide(self.limits, self._view_running(), self._view_waiting(), self.cache.num_available)
+        self.loading.collect()
+        running, queue = self._view_running(), self._queue()
+        if self.loading.is_used:
+            self.loading.advance(queue, self._spare(running), is_idle=not running)
+        available, reserved = self.cache.num_available, self.loading.reserved
+        decision = decide(self.limits, running, self._view_waiting(queue), available, reserved)
         for key in decision.preempted:
             self._preempt(self._running[key])
         for admission in decision.admitted:
@@ -302,10 +307,17 @@ class Engine:
         self._bookkeeping_seconds += perf_counter() - begin
         work = [(self._running[key], count) for key, count in decision.work.items()]
         if not work:
+            if self.has_work:
+                self.loading.rest()
             return []
         self._steps += 1
         pieces = [work] if self.chunk is None else [[item] for item in work]
         return [event for piece in pieces for event in self._compute(piece)]
+
+    def _spare(self, running: list[Running]) -> int:
+        """Blocks that are available beyond what running branches need soon."""
+        soon = sum(needed_soon(self.layout, branch) for branch in running)
+        return self.cache.num_available - self.limits.min_free - soon
 
     def _view_running(self) -> list[Running]:
         branches = list(self._running.values())
@@ -339,17 +351,25 @@ class Engine:
         freeable = 0
         for group, table in enumerate(seq.tables):
             blocks = table.mapped_blocks()
-            owners = self.cache.pool.refcount[blocks]
+            owners = self.cache.pool.refcount[blocks] + self.cache.pool.pins[blocks]  # a transfer may hold some
             for key in stopped:
                 other = _sequence(self._running[key]).tables[group]
                 owners = owners - np.isin(blocks, other.mapped_blocks())
             freeable += int((owners == 1).sum())
         return freeable
 
-    def _view_waiting(self) -> Iterator[Waiting]:
-        """In the order in which they may start. Lazy: a look-up is made only for those the scheduler asks about."""
-        ranked = sorted(self._waiting.values(), key=lambda b: (-effective_rank(b.request.priority, b.waited), b.key))
-        for branch in ranked:
+    def _queue(self) -> list[Branch]:
+        """Waiting branches in the order in which they may start."""
+        return sorted(self._waiting.values(), key=lambda b: (-effective_rank(b.request.priority, b.waited), b.key))
+
+    def _view_waiting(self, queue: list[Branch]) -> Iterator[Waiting]:
+        """Those of the queue that may start now. Lazy: a look-up is made only for those the scheduler asks about."""
+        for branch in queue:
+            stage = self.loading.stage(branch)
+            if stage is Stage.NEW:
+                return  # there is no room to load it, and nobody overtakes it
+            if stage is not Stage.READY:
+                continue  # nobody waits for its pages but itself
             yield Waiting(
                 key=branch.key,
                 rank=effective_rank(branch.request.priority, branch.waited),
@@ -387,17 +407,24 @@ class Engine:
         branch.move(BranchState.RUNNING)
         publish_until = None if self.chunk is None else len(branch.request.prompt) // self.chunk * self.chunk
         branch.sequence = self.cache.sequence(
-            branch.known_tokens(), scope=branch.request.scope, max_prefix=prefix_tokens, publish_until=publish_until
+            branch.known_tokens(),
+            scope=branch.request.scope,
+            max_prefix=prefix_tokens,
+            publish_until=publish_until,
+            came_up=self.loading.leave(branch),
         )
-        if branch.prefix_tokens is None:
-            branch.prefix_tokens = branch.sequence.prefix_tokens
-            self._prompt_tokens += len(branch.request.prompt)
-            self._prefix_tokens += branch.prefix_tokens
+        found = {tier: tokens for tier, tokens in branch.sequence.prefix_by_tier.items() if tokens}
+        if branch.prefix_by_tier is None:
+            branch.prefix_by_tier = found
+            self._starts.started(len(branch.request.prompt), found)
+        else:
+            self._starts.resumed(branch.lost, found)
         self._running[branch.key] = branch
 
     def _preempt(self, branch: Branch) -> None:
-        assert branch.sequence is not None
-        branch.sequence.free()
+        seq = _sequence(branch)
+        branch.lost = seq.length
+        seq.free()
         branch.sequence = None
         branch.preemptions += 1
         self._preemptions += 1
@@ -412,6 +439,9 @@ class Engine:
         sequences = [_sequence(branch) for branch in branches]
         ends = np.cumsum(counts) - 1
         due = [i for i, (branch, count) in enumerate(work) if sequences[i].length + count == branch.num_known]
+        prefill = sum(
+            count for (branch, count), seq in zip(work, sequences, strict=True) if branch.num_known - seq.length > 1
+        )
         try:
             with self.cache.step_over(sequences, counts) as step:
                 opened = perf_counter()
@@ -427,6 +457,7 @@ class Engine:
             raise
         self._bookkeeping_seconds += opened - begin + closed - computed
         self._model_seconds += computed - opened
+        self.loading.model.stepped(prefill, int(counts.sum()) - prefill, computed - opened)
         for i in due:
             self._fork_waiting(branches[i])
         events = [self._take(branch, result) for branch, result in chosen]
@@ -452,7 +483,7 @@ class Engine:
         for twin in _forks_to_come(branch):
             twin.sequence = _sequence(branch).fork()
             twin.rank = branch.rank
-            twin.prefix_tokens = len(branch.request.prompt)
+            twin.prefix_by_tier = {TierKind.DEVICE: len(branch.request.prompt)}
             twin.move(BranchState.RUNNING)
             del self._forking[twin.key]
             self._running[twin.key] = twin
@@ -512,6 +543,7 @@ class Engine:
             branch.sequence = None
         for group in (self._running, self._waiting, self._forking):
             group.pop(branch.key, None)
+        self.loading.leave(branch)
         branch.move(BranchState.FINISHED)
         branch.finish_reason = reason
         branch.error = error
@@ -534,11 +566,16 @@ class Engine:
         return EngineStatistics(
             running=len(self._running),
             waiting=len(self._waiting) + len(self._forking),
+            loading=self.loading.num_loading,
             finished_requests=self._finished,
-            prompt_tokens=self._prompt_tokens,
-            prefix_tokens=self._prefix_tokens,
+            prompt_tokens=self._starts.prompt_tokens,
+            prefix_tokens=self._starts.prefix_tokens,
+            prefix_by_tier=dict(self._starts.prefix_by_tier),
             generated_tokens=self._generated_tokens,
             preemptions=self._preemptions,
+            resumptions=self._starts.resumptions(),
+            loads=self.loading.model.counts(),
+            loads_explained=self.loading.model.explain(),
             steps=self._steps,
             model_seconds=self._model_seconds,
             bookkeeping_seconds=self._bookkeeping_seconds,
@@ -559,6 +596,7 @@ class Engine:
     def check(self) -> None:
         """Raises InvariantError unless the engine's books and the cache's agree. For tests, and when idle."""
         self.cache.check()
+        self.loading.check(list(self._waiting.values()))
         queues = (
             (BranchState.RUNNING, self._running),
             (BranchState.WAITING, self._waiting),

@@ -26,6 +26,7 @@ from kvpager.engine.sampling import SampledToken, SamplerRow, TokenLogprob
 from kvpager.engine.sampling_params import Sampling
 from kvpager.errors import InvariantError
 from kvpager.prefix.hashing import Scope
+from kvpager.types import TierKind
 
 
 class BranchState(Enum):
@@ -67,7 +68,8 @@ class TokenEvent:
 class Completion:
     """A finished choice. ``index``: the prompt's place in the call. ``token_ids`` include the token that ended it.
 
-    ``prompt_tokens`` = ``prefix_tokens`` (found) + computed. ``preemptions``: how often it was stopped and resumed.
+    ``prompt_tokens`` = ``prefix_tokens`` (found, where ``prefix_by_tier`` says) + computed. ``preemptions``: how often
+    it was stopped and resumed.
     """
 
     request_id: int
@@ -79,6 +81,7 @@ class Completion:
     prompt_tokens: int
     prefix_tokens: int
     preemptions: int
+    prefix_by_tier: dict[TierKind, int] = field(default_factory=dict)
     logprobs: tuple[SampledToken, ...] = ()
     error: str = ""
 
@@ -97,8 +100,9 @@ class Branch:
     text: list[str] = field(default_factory=list)
     logprobs: list[SampledToken] = field(default_factory=list)
     sequence: Sequence | None = None
-    prefix_tokens: int | None = None  # of its first admission
+    prefix_by_tier: dict[TierKind, int] | None = None  # tokens found at its first admission
     preemptions: int = 0
+    lost: int = 0  # tokens that were computed when it was last preempted
     waited: int = 0  # scheduling passes since it was last put into the queue, or before
     rank: int = 0  # importance while running: its priority, raised by waiting
     finish_reason: FinishReason | None = None
@@ -108,6 +112,11 @@ class Branch:
         if state not in _MOVES[self.state]:
             raise InvariantError(f"branch {self.key} is {self.state.value} and can't become {state.value}")
         self.state = state
+
+    @property
+    def prefix_tokens(self) -> int:
+        """Tokens found at its first admission."""
+        return sum((self.prefix_by_tier or {}).values())
 
     @property
     def num_known(self) -> int:
@@ -153,8 +162,9 @@ def completion(branch: Branch) -> Completion:
         token_ids=tuple(branch.output),
         finish_reason=branch.finish_reason,
         prompt_tokens=len(branch.request.prompt),
-        prefix_tokens=branch.prefix_tokens or 0,
+        prefix_tokens=branch.prefix_tokens,
         preemptions=branch.preemptions,
+        prefix_by_tier=dict(branch.prefix_by_tier or {}),
         logprobs=tuple(branch.logprobs),
         error=branch.error,
     )

@@ -9,8 +9,9 @@ One pass:
        preempted, as few as make room for it; where all of them would not, the branch sits this pass out and nobody
        is stopped in vain;
     2. waiting branches start, in order, while all that running branches will need soon and the newcomer's known tokens
-       fit together. The first that does not fit ends the pass: nobody overtakes it. With nothing running the first
-       always starts, since a request that can never fit was refused when it came.
+       fit together. The first that does not fit ends the pass: nobody overtakes it. With nothing running, and no
+       blocks reserved for branches whose pages are being loaded, the first always starts, since a request that can
+       never fit was refused when it came.
 
 So the most important running branch always advances, every pass computes a token or has nothing to do, and a branch is
 stopped only for a more important one that then computes in the same pass.
@@ -140,17 +141,30 @@ def tokens_that_fit(layout: KVLayout, num_blocks: int, limit: int, piece: int = 
     return low
 
 
-def decide(limits: Limits, running: Iterable[Running], waiting: Iterable[Waiting], available: int) -> Decision:
-    """One scheduling pass. ``waiting`` in the order in which they may start; ``available`` blocks could be taken."""
-    return _Pass(limits, sorted(running, key=lambda r: r.importance), available).run(waiting)
+def needed_soon(layout: KVLayout, branch: Running) -> int:
+    """Blocks for its known tokens and one more page, so that admissions don't take what running ones grow into."""
+    soon = holding_blocks(layout, branch.known + layout.page_size)
+    return max(0, soon - holding_blocks(layout, branch.computed)) + branch.copies
+
+
+def decide(
+    limits: Limits, running: Iterable[Running], waiting: Iterable[Waiting], available: int, reserved: int = 0
+) -> Decision:
+    """One scheduling pass. ``waiting`` in the order in which they may start; ``available`` blocks could be taken.
+
+    ``reserved`` of them are meant for branches that can't start yet, because their pages are being loaded: running
+    branches may take them, newcomers may not.
+    """
+    return _Pass(limits, sorted(running, key=lambda r: r.importance), available, reserved).run(waiting)
 
 
 class _Pass:
-    def __init__(self, limits: Limits, running: list[Running], available: int) -> None:
+    def __init__(self, limits: Limits, running: list[Running], available: int, reserved: int) -> None:
         self._limits = limits
         self._layout = limits.layout
         self._running = running  # the most important first
         self._available = available
+        self._reserved = reserved
         self._tokens = limits.max_batch_tokens
         self._decodes = sum(branch.is_decode for branch in running)  # neither served nor preempted yet
         self._owners = Counter(branch.tail for branch in running if branch.tail is not None)
@@ -158,18 +172,13 @@ class _Pass:
         self._preempted: list[int] = []
 
     def run(self, waiting: Iterable[Waiting]) -> Decision:
-        spare = self._available - sum(self._needed_soon(branch) for branch in self._running)
+        spare = self._available - self._reserved - sum(needed_soon(self._layout, branch) for branch in self._running)
         for place, branch in enumerate(self._running):
             if branch.key not in self._preempted:
                 self._decodes -= branch.is_decode
                 self._serve(branch, self._running[place + 1 :])
         admitted = [] if self._preempted else self._admit(waiting, spare)
         return Decision(tuple(self._preempted), tuple(admitted), self._work)
-
-    def _needed_soon(self, branch: Running) -> int:
-        """Blocks for its known tokens and one more page, so that admissions don't take what running ones grow into."""
-        soon = holding_blocks(self._layout, branch.known + self._layout.page_size)
-        return max(0, soon - holding_blocks(self._layout, branch.computed)) + branch.copies
 
     def _serve(self, branch: Running, behind: list[Running]) -> None:
         budget = self._tokens
@@ -258,7 +267,7 @@ class _Pass:
             if self._tokens < 1 or (running and running + branch.width > self._limits.max_running):
                 break
             cost = branch.cost()
-            if running and cost.blocks + self._limits.min_free > min(spare, self._available):
+            if (running or self._reserved) and cost.blocks + self._limits.min_free > min(spare, self._available):
                 break
             newcomer = self._newcomer(branch, cost)
             wanted = self._next_tokens(newcomer.computed, newcomer.known, newcomer.prompt, self._tokens)
@@ -270,7 +279,7 @@ class _Pass:
             self._tokens -= min(count, self._tokens)
             taken = max(cost.blocks, cost.revived + self._blocks(newcomer, count))
             self._available -= taken
-            spare -= taken + self._next_page(branch.known)  # it runs now: see _needed_soon
+            spare -= taken + self._next_page(branch.known)  # it runs now: see needed_soon
             running += branch.width
         return admitted
 

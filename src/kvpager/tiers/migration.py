@@ -44,7 +44,10 @@ class WriteBack(Enum):
 
 @dataclass(slots=True)
 class Load:
-    """Pages on their way up, page i into ``blocks[i]`` from ``tiers[i]``; ``errors[i]`` says why it did not come."""
+    """Pages on their way up, page i into ``blocks[i]`` from ``tiers[i]``; ``errors[i]`` says why it did not come.
+
+    ``ended``: when the last one came; ``tier_ended``: the last one so far of each tier.
+    """
 
     pages: list[Page]
     blocks: list[int]
@@ -54,6 +57,7 @@ class Load:
     errors: list[TierError | None]
     num_open: int
     ended: float | None = None
+    tier_ended: dict[TierKind, float] = field(default_factory=dict)
     is_late: bool = False
 
     @property
@@ -372,8 +376,9 @@ class Migration:
             source.touch([transfer.page.key])
         load.errors[transfer.place] = transfer.error
         load.num_open -= 1
+        load.tier_ended[source.kind] = self._clock()
         if load.is_done:
-            load.ended = self._clock()
+            load.ended = load.tier_ended[source.kind]
 
     def _complete_demotions(self, move: Move, at: int) -> None:
         for transfer in move.transfers:

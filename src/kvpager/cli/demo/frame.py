@@ -121,6 +121,6 @@ def _view(request: "Request") -> RequestView:
         choices=len(request.branches),
         tokens=sum(len(branch.output) for branch in request.branches),
         limit=request.sampling.max_tokens * len(request.branches),
-        prefix_tokens=first.prefix_tokens or 0,
+        prefix_tokens=first.prefix_tokens,
         text="".join(first.text),
     )

@@ -1,0 +1,77 @@
+"""What an engine shows of itself: plain numbers, read at one moment, that add up. Counts what the engine tells it."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from kvpager.engine.load_or_compute import LoadCounts
+from kvpager.types import TierKind
+
+
+@dataclass(frozen=True, slots=True)
+class Resumptions:
+    """What became of preempted branches when they started again.
+
+    ``by_tier``: how many, by the slowest tier that gave something back (NONE: all was computed again). ``tokens``: of
+    what they had lost, those that were found, by tier, and under NONE those that are computed again.
+    """
+
+    by_tier: dict[TierKind, int]
+    tokens: dict[TierKind, int]
+
+
+@dataclass(frozen=True, slots=True)
+class EngineStatistics:
+    """Branches ``running`` and ``waiting`` (forks, and those ``loading`` too) now; everything else since the start.
+
+    ``prompt_tokens`` of the requests that have started; ``prefix_tokens`` of them were found, where ``prefix_by_tier``
+    says, and the others computed. ``loads``: what was decided about pages in lower tiers; ``loads_explained``: the last
+    decision in words.
+    """
+
+    running: int
+    waiting: int
+    loading: int
+    finished_requests: int
+    prompt_tokens: int
+    prefix_tokens: int
+    prefix_by_tier: dict[TierKind, int]
+    generated_tokens: int
+    preemptions: int
+    resumptions: Resumptions
+    loads: LoadCounts
+    loads_explained: str
+    steps: int
+    model_seconds: float
+    bookkeeping_seconds: float
+    sampling_seconds: float
+
+
+@dataclass(slots=True)
+class StartCounts:
+    """Tokens that were found when branches started, for the first time or again."""
+
+    prompt_tokens: int = 0
+    prefix_tokens: int = 0
+    prefix_by_tier: dict[TierKind, int] = field(default_factory=dict)
+    _resumed: dict[TierKind, int] = field(default_factory=dict)
+    _resumed_tokens: dict[TierKind, int] = field(default_factory=dict)
+
+    def started(self, prompt_tokens: int, found: Mapping[TierKind, int]) -> None:
+        self.prompt_tokens += prompt_tokens
+        self.prefix_tokens += sum(found.values())
+        _add(self.prefix_by_tier, found)
+
+    def resumed(self, lost: int, found: Mapping[TierKind, int]) -> None:
+        """``lost``: the tokens that were computed when it was preempted."""
+        slowest = max(found, default=TierKind.NONE)
+        _add(self._resumed, {slowest: 1})
+        _add(self._resumed_tokens, {**found, TierKind.NONE: max(0, lost - sum(found.values()))})
+
+    def resumptions(self) -> Resumptions:
+        return Resumptions(dict(self._resumed), dict(self._resumed_tokens))
+
+
+def _add(counts: dict[TierKind, int], more: Mapping[TierKind, int]) -> None:
+    for tier, count in more.items():
+        if count:
+            counts[tier] = counts.get(tier, 0) + count
