@@ -185,5 +185,3 @@ def assert_still(engine: Engine) -> None:
     assert (statistics.running, statistics.waiting, statistics.loading) == (0, 0, 0)
     assert engine.loading.reserved == 0
     assert not engine.has_work
-
-

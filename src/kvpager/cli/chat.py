@@ -105,7 +105,8 @@ class Chat:
             return
         self.messages = json.loads(saved.note)
         turns = sum(message["role"] == "user" for message in self.messages)
-        _note(f"going on with the session: {turns} turns, {len(saved.tokens)} tokens; /reset begins anew")
+        said = "1 turn" if turns == 1 else f"{turns} turns"
+        _note(f"going on with the session: {said}, {len(saved.tokens)} tokens; /reset begins anew")
 
     def _keep(self) -> None:
         """The session is what was said so far, and the tokens of it as the next prompt will begin."""
