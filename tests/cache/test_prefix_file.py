@@ -9,11 +9,12 @@ import numpy as np
 import pytest
 import torch
 
-from kvpager import ConfigError, KVLayout, LayerSpec, OutOfBlocks, PagedCache
+from kvpager import ConfigError, HostTier, KVLayout, LayerSpec, OutOfBlocks, PagedCache
 from kvpager.cache.prefix_file import export_prefix, import_prefix
 from kvpager.checksum import checksum
 from kvpager.errors import WrongContent
 from kvpager.prefix.hashing import Media, Scope
+from kvpager.types import TierKind
 from tests.cache.caches import LAYOUT, MIXED, WINDOWED, opened, published_blocks
 from tests.stamp import Stamp, T, prefill
 
@@ -274,3 +275,29 @@ def test_a_cache_that_shares_nothing_can_not_import(path: Path) -> None:
     exported(path)
     with opened(prefix_cache=False) as stamp, pytest.raises(ConfigError, match="prefix_cache=True"):
         import_prefix(stamp.cache, path)
+
+
+# ---------------------------------------------------------------------------------------------------------- with a tier
+
+
+def test_pages_that_only_a_tier_has_are_exported_too(path: Path) -> None:
+    with opened(num_blocks=8, tiers=[HostTier(pages=32)]) as stamp:
+        prefill(stamp, PROMPT).free()
+        prefill(stamp, T(50, 79)).free()  # takes all blocks
+        assert stamp.cache.lookup(PROMPT).num_tokens < 20
+        assert export_prefix(stamp.cache, PROMPT, path) == 20
+    with opened() as stamp:
+        assert import_prefix(stamp.cache, path) == 20
+        stamp.verify(stamp.cache.sequence(PROMPT))
+
+
+def test_imported_pages_are_written_down_like_others(path: Path) -> None:
+    exported(path)
+    with opened(num_blocks=8, tiers=[HostTier(pages=32)]) as stamp:
+        assert import_prefix(stamp.cache, path) == 20
+        prefill(stamp, T(50, 79)).free()
+        assert stamp.cache.lookup(PROMPT).num_tokens < 20
+        seq = stamp.cache.sequence(PROMPT)
+        assert seq.prefix_tokens == 20
+        assert seq.prefix_by_tier[TierKind.HOST] > 0
+        stamp.verify(seq)

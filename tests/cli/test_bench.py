@@ -83,3 +83,21 @@ def test_those_of_the_package_are_found() -> None:
 
 def test_a_table_without_rows() -> None:
     assert format_table([], ["a", "bc"]).splitlines() == ["a  bc", "-  --"]
+
+
+def test_a_folder_is_for_those_that_use_one(kvpager: Call, monkeypatch: pytest.MonkeyPatch) -> None:
+    def run(quick: bool, folder: str = "") -> dict[str, object]:
+        return {"name": folder, "hardware": "", "versions": {}, "seed": 0, "results": []}
+
+    module = ModuleType("kvpager.bench.files", "How fast files are.")
+    module.run = run  # type: ignore[attr-defined]
+    monkeypatch.setattr(bench, "_benchmarks", lambda: iter([module]))
+    assert json.loads(kvpager("bench", "files", "--folder", "/there", "--json").out)["name"] == "/there"
+    assert json.loads(kvpager("bench", "files", "--json").out)["name"] == ""
+
+
+def test_a_folder_is_refused_by_the_others(kvpager: Call, asked: list[bool]) -> None:
+    ended = kvpager("bench", "speed", "--folder", "/there")
+    assert ended.code != 0
+    assert "uses no folder" in ended.err
+    assert asked == []

@@ -96,6 +96,18 @@ def test_failures_of_calls_from_before_it_opened_change_no_wait(clock: Hand) -> 
     assert health.allows()
 
 
+def test_whatever_fails_once_the_wait_is_over_counts_as_the_trial(clock: Hand) -> None:
+    """Somebody may have looked at ``is_open`` only."""
+    health = opened(clock)
+    clock.now += 1
+    assert not health.is_open
+    health.failed("still")
+    clock.now += 1.99
+    assert health.is_open
+    clock.now += 0.01
+    assert health.allows()
+
+
 def test_a_trial_of_which_nothing_is_heard_is_given_up(clock: Hand) -> None:
     health = opened(clock)
     clock.now += 1

@@ -205,6 +205,20 @@ def test_a_packed_page_unpacks(zstd: Packing) -> None:
         assert np.array_equal(into, page)
 
 
+@pytest.mark.parametrize("item_bytes", [2, 4])
+def test_bytes_of_equal_rank_pack_better(zstd: Packing, item_bytes: int) -> None:
+    page = np.random.default_rng(0).standard_normal(4096).astype(np.float32).view(np.uint8)
+    if item_bytes == 2:
+        page = page.reshape(-1, 2)[1::2].reshape(-1).copy()  # the upper halves
+    planes, into = Zstd(item_bytes=item_bytes), np.empty_like(page)
+    packed, plain = planes.pack(page), zstd.pack(page)
+    assert packed is not None
+    assert plain is None or len(packed) < len(plain)
+    planes.unpack(memoryview(packed), into)
+    assert np.array_equal(into, page)
+    assert len({Zstd(item_bytes=count).name for count in (1, 2, 4)}) == 3
+
+
 def test_what_would_not_be_smaller_is_not_packed(zstd: Packing) -> None:
     assert zstd.pack(np.random.default_rng(0).integers(0, 256, 5000, np.uint8)) is None
 

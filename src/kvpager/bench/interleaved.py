@@ -5,10 +5,12 @@ import statistics
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from functools import partial
 
-from kvpager.bench.report import Result
+from kvpager.bench.report import Result, seconds_of
 
 Call = Callable[..., object]
+Measure = Callable[[], float]
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,14 +54,17 @@ def run_in_turn(calls: list[Call], budget: float, least: int = 5) -> Times:
     """
     for call in calls:
         call()
-    seconds: list[list[float]] = [[] for _ in calls]
+    return measure_in_turn([partial(seconds_of, call) for call in calls], budget, least)
+
+
+def measure_in_turn(measures: list[Measure], budget: float, least: int = 5) -> Times:
+    """The same without the first round, for calls that return the seconds that count."""
+    seconds: list[list[float]] = [[] for _ in measures]
     stop = time.perf_counter() + budget
     for number in itertools.count():
         if number >= least and time.perf_counter() >= stop:
             return Times(seconds)
-        order = range(len(calls))
+        order = range(len(measures))
         for at in reversed(order) if number % 2 else order:
-            begin = time.perf_counter()
-            calls[at]()
-            seconds[at].append(time.perf_counter() - begin)
+            seconds[at].append(measures[at]())
     raise AssertionError("the count has no end")

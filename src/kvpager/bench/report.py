@@ -86,9 +86,10 @@ def versions() -> dict[str, str]:
 
 def seconds_per_call(call: Callable[[], object], repeats: int) -> float:
     """The median time of a call, seconds."""
-    times = []
-    for _ in range(repeats):
-        begin = time.perf_counter()
-        call()
-        times.append(time.perf_counter() - begin)
-    return statistics.median(times)
+    return statistics.median(seconds_of(call) for _ in range(repeats))
+
+
+def seconds_of(call: Callable[[], object]) -> float:
+    begin = time.perf_counter()
+    call()
+    return time.perf_counter() - begin

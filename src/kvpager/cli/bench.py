@@ -8,6 +8,7 @@ import pkgutil
 from collections.abc import Iterator
 from importlib import import_module
 from importlib.util import find_spec
+from inspect import signature
 from types import ModuleType
 
 from kvpager.cli.arguments import add_common, chosen_options, did_you_mean
@@ -20,6 +21,7 @@ _PACKAGE = "kvpager.bench"
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("name", nargs="?", metavar="NAME", help="which benchmark; left out: list them")
     parser.add_argument("--quick", action="store_true", help="fewer repetitions, the same figures, under a minute")
+    parser.add_argument("--folder", metavar="DIR", help="where a benchmark that needs files puts them (tiers)")
     add_common(parser, names=())
 
 
@@ -32,9 +34,18 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.name not in found:
         remedy = did_you_mean(arguments.name, found) if found else "none is installed"
         raise ConfigError(f"unknown benchmark {arguments.name!r}; {remedy}")
-    report = found[arguments.name].run(arguments.quick)
+    report = found[arguments.name].run(arguments.quick, **_folder(found[arguments.name], arguments))
     print(json.dumps(report) if arguments.json else format_report(report))
     return 0
+
+
+def _folder(module: ModuleType, arguments: argparse.Namespace) -> dict[str, str]:
+    """The folder that was given, for a benchmark that takes one."""
+    if arguments.folder is None:
+        return {}
+    if "folder" not in signature(module.run).parameters:
+        raise ConfigError(f"benchmark {arguments.name!r} uses no folder; leave --folder out")
+    return {"folder": arguments.folder}
 
 
 def _benchmarks() -> Iterator[ModuleType]:

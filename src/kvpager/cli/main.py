@@ -21,6 +21,7 @@ COMMANDS = {
     "chat": "talk with a model",
     "demo": "real prompts in a small pool, with a live view of its blocks",
     "model": "fetch, list, check and remove models",
+    "disk": "what a disk tier keeps in its folder: check it, empty it",
     "doctor": "what this machine offers, and what is missing",
     "bench": "measure, as a table or as JSON",
 }

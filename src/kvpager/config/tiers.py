@@ -30,8 +30,9 @@ class DiskTier:
 
     ``read_only``: use what another process keeps there, and write nothing. ``key_file``: a file of 32 secret bytes;
     pages then carry a keyed seal, and what was changed without the key is not used. ``encrypt``: nor can they be read
-    without it. ``compress``: without loss, where that makes a page smaller. ``allow_shared``: also a folder that others
-    may read or write, or a link to one.
+    without it. ``compress``: without loss, where that makes a page smaller. ``direct``: past the page cache of the
+    system; "auto" where the file system can. ``allow_shared``: also a folder that other users may enter, or a
+    link; only if all of them are trusted.
     """
 
     folder: str | Path
@@ -40,6 +41,7 @@ class DiskTier:
     key_file: str | Path | None = None
     encrypt: bool = False
     compress: bool = False
+    direct: bool | str = AUTO
     allow_shared: bool = False
 
 

@@ -65,7 +65,7 @@ class Health:
             if self._failures < self._failures_to_open:
                 return
             self.opened += 1
-        elif self._is_tried:
+        elif self._is_tried or self._clock() >= self._next_trial:
             self._wait = min(2 * self._wait, self._longest_wait)
         else:
             return  # a call that began before it opened: nothing new

@@ -222,23 +222,27 @@ def _broken() -> WrongContent:
 
 
 class Zstd:
-    """Zstandard frames. Needs the package ``zstandard``. ``level``: 1 is fast; negative ones are faster still."""
+    """Zstandard frames. Needs the package ``zstandard``. ``level``: 1 is fast; higher ones gain nothing on KV.
 
-    name = "zstd"
+    ``item_bytes``: where elements have several bytes, those of equal rank are put side by side first. The high bytes
+    of floats, with the exponents, are all that compresses: SmolLM2's KV in bfloat16 shrinks to 70 % instead of 79 %.
+    """
 
-    def __init__(self, level: int = 1) -> None:
+    def __init__(self, level: int = 1, item_bytes: int = 1) -> None:
         try:
             import zstandard
         except ImportError as error:
             raise MissingExtra("zstandard", "zstd", "compression of pages") from error
         if not -100 <= level <= zstandard.MAX_COMPRESSION_LEVEL:
             raise ConfigError(f"zstd has levels from -100 to {zstandard.MAX_COMPRESSION_LEVEL}, not {level}")
+        self.name = "zstd" if item_bytes == 1 else f"zstd/{item_bytes}"
         self._zstandard = zstandard
         self._level = level
+        self._item_bytes = item_bytes
         self._thread = local()
 
     def pack(self, page: np.ndarray) -> bytes | None:
-        packed: bytes = self._tools[0].compress(page)
+        packed: bytes = self._tools[0].compress(self._planes(page))
         return packed if len(packed) < page.nbytes else None
 
     def unpack(self, payload: Payload, into: np.ndarray) -> None:
@@ -252,7 +256,19 @@ class Zstd:
             raise WrongContent(f"a packed page is damaged: {error}") from error
         if len(page) != into.nbytes:  # a frame may also hold what is to be skipped
             raise WrongContent(f"a packed page has {len(page)} bytes, not {into.nbytes}")
-        into[:] = np.frombuffer(page, np.uint8)
+        planes = np.frombuffer(page, np.uint8).reshape(self._item_bytes, -1)
+        for rank, plane in enumerate(planes):
+            into[rank :: self._item_bytes] = plane
+
+    def _planes(self, page: np.ndarray) -> np.ndarray:
+        """All first bytes of the elements, all second ones, .. REQUIRES: whole elements."""
+        assert page.nbytes % self._item_bytes == 0
+        if self._item_bytes == 1:
+            return page
+        planes = np.empty((self._item_bytes, page.nbytes // self._item_bytes), np.uint8)
+        for rank, plane in enumerate(planes):
+            plane[:] = page[rank :: self._item_bytes]
+        return planes.reshape(-1)
 
     @property
     def _tools(self) -> tuple[Any, Any]:

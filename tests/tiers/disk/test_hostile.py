@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from kvpager.errors import ConfigError
-from kvpager.tiers.disk.format import BLOCK, HEADER, HEADER_BYTES, Superblock, is_whole, is_written
+from kvpager.tiers.disk.format import BLOCK, HEADER, HEADER_BYTES, SUPERBLOCK, Superblock, is_whole, is_written
 from tests.tiers.disk.pages import PAGE, found, get, open_store, put, slab_files
 
 CAPACITY = 4 * PAGE  # a slab of one slot
@@ -197,13 +197,13 @@ def test_a_folder_that_others_can_use_is_refused(fast_folder: Path) -> None:
         folder.chmod(mode)
         with pytest.raises(ConfigError, match="chmod 700"):
             open_store(folder)
-        open_store(folder, allow_shared_folder=True).close()
+        open_store(folder, allow_shared=True).close()
     link = fast_folder / "link"
     folder.chmod(0o700)
     link.symlink_to(folder)
     with pytest.raises(ConfigError, match="no link"):
         open_store(link)
-    open_store(link, allow_shared_folder=True).close()
+    open_store(link, allow_shared=True).close()
     open_store(folder).close()
 
 
@@ -225,3 +225,14 @@ def test_a_folder_that_can_not_be_made_is_said(fast_folder: Path) -> None:
     (fast_folder / "file").touch()
     with pytest.raises(ConfigError, match="can't be opened"):
         open_store(fast_folder / "file")
+
+
+def test_the_documented_offsets_are_those_of_the_code() -> None:
+    text = (Path(__file__).parents[3] / "docs" / "disk-format.md").read_text(encoding="utf-8")
+    tables = text.split("### ")
+    for title, record in (("Superblock", SUPERBLOCK), ("Header", HEADER)):
+        [table] = [part for part in tables if part.startswith(title)]
+        rows = [[cell.strip() for cell in line.split("|")[1:4]] for line in table.splitlines() if line.startswith("| ")]
+        documented = {name: (int(offset), int(size)) for offset, size, name in rows if name != "name"}
+        fields = record.fields or {}
+        assert documented == {name: (place[1], place[0].itemsize) for name, place in fields.items()}

@@ -87,6 +87,7 @@ def make_store(
         clock,
         Retry(clock, clock.sleep, random.Random(1).random, tries=tries),
         Health(clock),
+        Health(clock),
         Verdicts(clock, there_for=300.0, absent_for=5.0, most=1000),
         prefix="test/",
         deadline=deadline,

@@ -47,6 +47,8 @@ def test_opening_asks_nobody(url: str) -> None:
         (RemoteTier("memory:///", expire=60), "expire is for redis"),
         (RemoteTier("redis://host", expire=0), "at least one second"),
         (RemoteTier("memory:///", deadline=0.0), "more than 0"),
+        (RemoteTier("memory:///", deadline=float("inf")), "at most 600 seconds"),
+        (RemoteTier("memory:///", deadline=float("nan")), "at most 600 seconds"),
         (RemoteTier("memory:///", tries=0), "more than 0"),
         (RemoteTier("memory:///", believe=0.0), "more than 0"),
         (RemoteTier("memory:///", max_moving_bytes=0), "more than 0"),

@@ -165,7 +165,6 @@ def test_a_failing_remote_is_not_asked(store: RemoteStore, objects: DictObjects,
         get(store, number)
     assert [store.contains(key(number)) for number in (7, 99)] == [False, False]
     assert store.prepare_load(key(7)) is None
-    assert store.prepare_store(page(50)) is None
     clock.now += 1
     assert [store.contains(key(number)) for number in (7, 99)] == [True, None]
     objects.fault = lambda method: None
@@ -192,10 +191,34 @@ def test_a_store_may_be_the_trial(store: RemoteStore, objects: DictObjects, cloc
     break_it(objects, Unreachable("gone"))
     for number in range(5):
         put(store, number)
+    assert store.statistics().state == "stores are failing: gone"
     assert store.prepare_store(page(9)) is None
+    assert store.contains(key(9)) is None  # reading is another matter
     clock.now += 1
     objects.fault = lambda method: None
     put(store, 9)
+    assert store.statistics().state == "ok"
+
+
+def test_a_remote_whose_pages_do_not_come_is_not_well_because_it_answers_questions(
+    store: RemoteStore, objects: DictObjects, clock: Hand
+) -> None:
+    put(store, *range(8))
+    objects.fault = lambda method: TooLate("too slow") if method == "get" else None
+    for number in range(5):
+        get(store, number)
+        ask(store, 50 + number)
+        put(store, 20 + number)
+    assert store.statistics().state == "failing: too slow"
+    for wait in (1, 2, 4):  # each trial that fails doubles the wait
+        clock.now += wait
+        ask(store, 60)
+        get(store, 7)
+        assert store.contains(key(20)) is False
+        put(store, 7)
+    clock.now += 8
+    objects.fault = lambda method: None
+    get(store, 7)
     assert store.statistics().state == "ok"
 
 

@@ -207,4 +207,4 @@ class Folder:
 
 
 _LINK = "give an existing parent folder and a folder that is no link"
-_SHARED = "set allow_shared_folder=True if you trust all who can write there"
+_SHARED = "set allow_shared=True if you trust all who can write there"

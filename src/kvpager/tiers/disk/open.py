@@ -26,7 +26,8 @@ def open_disk(
         identity=identity,
         clock=clock,
         read_only=options.read_only,
-        allow_shared_folder=options.allow_shared,
+        direct=options.direct,
+        allow_shared=options.allow_shared,
         seal=_seal(options),
         packing=Zstd() if options.compress else None,
     )

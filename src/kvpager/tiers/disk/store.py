@@ -39,7 +39,7 @@ class DiskStore:
     the folder together, at any moment.
 
     ``direct``: past the page cache; "auto" where the file system can. ``read_only``: uses what another process writes,
-    takes no lock, and shows what was there when it was opened or last refreshed. ``allow_shared_folder``: also a folder
+    takes no lock, and shows what was there when it was opened or last refreshed. ``allow_shared``: also a folder
     that is open to others, or a link. Raises ConfigError where the folder can't or must not be used.
     """
 
@@ -60,7 +60,7 @@ class DiskStore:
         files: Files | None = None,
         direct: bool | str = "auto",
         read_only: bool = False,
-        allow_shared_folder: bool = False,
+        allow_shared: bool = False,
         seal: "Seal | None" = None,
         packing: "Packing | None" = None,
     ) -> None:
@@ -78,7 +78,7 @@ class DiskStore:
                 f"a disk tier of {capacity_bytes} bytes holds no page of {page_bytes} bytes; ask for at least {least}"
             )
         self._folder = Folder(
-            files or SystemFiles(), folder, capacity_bytes, read_only=read_only, allow_shared=allow_shared_folder
+            files or SystemFiles(), folder, capacity_bytes, read_only=read_only, allow_shared=allow_shared
         )
         self._health = Health(clock)
         self._growth = Health(clock, failures_to_open=1)  # not ok: no slab can be made

@@ -12,6 +12,8 @@ from typing import Any
 
 from redis.connection import Connection, SSLConnection
 
+_LONGEST = 3600.0  # seconds: more than any call has, less than what a timer can't count
+
 
 class Deadline(local):
     """The moment at which the call that this thread is making has to be over."""
@@ -20,7 +22,7 @@ class Deadline(local):
 
     def left(self) -> float:
         """Seconds until then, more than zero. Raises TimeoutError where there is none left."""
-        left = self.at - monotonic()
+        left = min(self.at - monotonic(), _LONGEST)
         if left <= 0:
             raise TimeoutError("the deadline has passed")
         return left

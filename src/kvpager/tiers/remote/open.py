@@ -20,6 +20,7 @@ from kvpager.types import Clock
 _REDIS = ("redis", "rediss")
 _OBSTORE = ("s3", "s3a", "gs", "az", "azure", "abfs", "abfss", "memory")
 _ABSENT_FOR = 5.0  # seconds
+_LONGEST_DEADLINE = 600.0
 _MOST_VERDICTS = 1 << 17
 _PREFIX = re.compile(r"[A-Za-z0-9_.\-]+(/[A-Za-z0-9_.\-]+)*/|")
 
@@ -41,6 +42,7 @@ def open_remote(
         ObjectFormat(page_bytes, identity, packing, seal),
         clock,
         Retry(clock, time.sleep, random.Random().random, tries=options.tries),
+        Health(clock),
         Health(clock),
         Verdicts(clock, options.believe, _ABSENT_FOR, _MOST_VERDICTS),
         prefix=options.prefix,
@@ -78,5 +80,7 @@ def _check(options: RemoteTier) -> None:
         )
     if options.expire is not None and (scheme not in _REDIS or options.expire < 1):
         raise ConfigError("expire is for redis:// and at least one second; a bucket drops objects by its own rules")
-    if options.deadline <= 0 or options.believe <= 0 or options.tries < 1 or options.max_moving_bytes < 1:
-        raise ConfigError("a remote tier's deadline, believe, tries and max_moving_bytes are more than 0")
+    if not 0 < options.deadline <= _LONGEST_DEADLINE:
+        raise ConfigError(f"a remote tier's deadline is more than 0 and at most {_LONGEST_DEADLINE:.0f} seconds")
+    if options.believe <= 0 or options.tries < 1 or options.max_moving_bytes < 1:
+        raise ConfigError("a remote tier's believe, tries and max_moving_bytes are more than 0")

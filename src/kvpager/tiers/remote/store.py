@@ -4,7 +4,9 @@ What is there is known by hearsay only: by our own stores and loads, and by ``pr
 objects by rules of its own, and others overwrite them; so a load may always turn out a miss, and what comes is compared
 with its key, identity, length and checksum. How much the remote holds is its own affair: it has no victims here.
 
-A circuit breaker (tiers/health.py) keeps a store that fails from being asked. It counts failed calls, not pages.
+Circuit breakers (tiers/health.py) keep a store that fails from being asked, one for reading and one for writing. They
+count failed calls, not pages. That questions are answered says little: whether pages come, and in time, only loads can
+tell.
 """
 
 from collections import Counter
@@ -42,8 +44,12 @@ class _Ticket:
     """``begun``: when the transfer was prepared. ``call``: names the request of the worker that it was part of."""
 
     begun: float
-    is_store: bool
     call: object = None
+
+
+def _ticket(slot: Slot) -> _Ticket:
+    assert isinstance(slot.place, _Ticket)
+    return slot.place
 
 
 class RemoteStore:
@@ -62,7 +68,8 @@ class RemoteStore:
         object_format: ObjectFormat,
         clock: Clock,
         retry: Retry,
-        health: Health,
+        reading: Health,
+        writing: Health,
         verdicts: Verdicts,
         *,
         prefix: str = "",
@@ -75,7 +82,7 @@ class RemoteStore:
         self._format = object_format
         self._clock = clock
         self._retry = retry
-        self._health = health
+        self._reading, self._writing = reading, writing
         self._verdicts = verdicts
         self._prefix = prefix.encode("ascii")
         self._deadline = deadline
@@ -84,6 +91,7 @@ class RemoteStore:
         self._storing: set[ContentKey] = set()
         self._loading: Counter[ContentKey] = Counter()
         self._forgotten: SimpleQueue[ContentKey] = SimpleQueue()  # for workers to delete
+        self._loads_fail = False  # the last one did
         self._last_blame = float("-inf")
         self._counted_call: object = None
         self._full_until = float("-inf")
@@ -94,7 +102,7 @@ class RemoteStore:
     # -- bookkeeping --------------------------------------------------------------------------------------------
 
     def contains(self, key: ContentKey) -> bool | None:
-        if self._health.is_open or key in self._storing:
+        if self._reading.is_open or key in self._storing:
             return False
         return self._verdicts.get(key)
 
@@ -102,22 +110,26 @@ class RemoteStore:
         if found is None:
             self._verdicts.learn(keys, [False] * len(keys))
             return
-        self._health.succeeded()
+        if not self._loads_fail:
+            self._reading.succeeded()
         self._verdicts.learn(keys, found)
 
     def prepare_store(self, page: Page) -> Slot | None:
         if page.key in self._storing or self._verdicts.get(page.key):
             return None
         has_room = len(self._storing) < self._max_moving and self._clock() >= self._full_until
-        if not has_room or not self._health.allows():
+        if not has_room or not self._writing.allows():
             self._refused += 1
             return None
         self._storing.add(page.key)
-        return self._slot(page.key, is_store=True)
+        return self._slot(page.key)
 
     def complete_store(self, slot: Slot, error: TierError | None) -> None:
         self._storing.remove(slot.key)
-        self._note(slot, error)
+        if self._is_answer(error):
+            self._writing.succeeded()
+        else:
+            self._count_call(self._writing, slot, str(error))
         if error is None:
             self._stored.pages += 1
             self._stored.bytes += self.page_bytes
@@ -129,16 +141,16 @@ class RemoteStore:
             self._full_until = self._clock() + _FULL_PAUSE
 
     def prepare_load(self, key: ContentKey) -> Slot | None:
-        if self._loading.total() >= self._max_moving or not self.contains(key) or not self._health.allows():
+        if self._loading.total() >= self._max_moving or not self.contains(key) or not self._reading.allows():
             return None
         self._loading[key] += 1
-        return self._slot(key, is_store=False)
+        return self._slot(key)
 
     def complete_load(self, slot: Slot, error: TierError | None) -> None:
         self._loading[slot.key] -= 1
         if not self._loading[slot.key]:
             del self._loading[slot.key]
-        self._note(slot, error)
+        self._judge_load(slot, error)
         if error is None:
             self._loaded.pages += 1
             self._loaded.bytes += self.page_bytes
@@ -179,23 +191,32 @@ class RemoteStore:
     def blame(self, reason: str) -> None:
         self._failures["late"] += 1
         self._last_blame = self._clock()
-        self._health.failed(reason)
+        self._reading.failed(reason)
 
-    def _slot(self, key: ContentKey, is_store: bool) -> Slot:
-        return Slot(key, next(self._numbers), place=_Ticket(self._clock(), is_store))
+    def _slot(self, key: ContentKey) -> Slot:
+        return Slot(key, next(self._numbers), place=_Ticket(self._clock()))
 
-    def _note(self, slot: Slot, error: TierError | None) -> None:
-        """What a transfer says about the health of the remote."""
-        ticket = slot.place
-        assert isinstance(ticket, _Ticket)
+    def _is_answer(self, error: TierError | None) -> bool:
+        """Whether the remote answered as it should, be it with a no. Counts errors."""
         if error is not None:
             self._failures[_KINDS.get(type(error), "other")] += 1
-        if error is None or isinstance(error, Missing | TierFull):
-            if ticket.begun > self._last_blame:  # else somebody has stopped waiting for it, and it was too slow
-                self._health.succeeded()
-        elif ticket.call is None or ticket.call is not self._counted_call:
-            self._counted_call = ticket.call
-            self._health.failed(str(error))
+        return error is None or isinstance(error, Missing | TierFull)
+
+    def _judge_load(self, slot: Slot, error: TierError | None) -> None:
+        if not self._is_answer(error):
+            self._loads_fail = True
+            self._count_call(self._reading, slot, str(error))
+        elif _ticket(slot).begun <= self._last_blame:
+            self._loads_fail = True  # it came, but nobody waited for it any more
+        else:
+            self._loads_fail = False
+            self._reading.succeeded()
+
+    def _count_call(self, health: Health, slot: Slot, reason: str) -> None:
+        call = _ticket(slot).call
+        if call is None or call is not self._counted_call:
+            self._counted_call = call
+            health.failed(reason)
 
     # -- bytes, in worker threads -------------------------------------------------------------------------------
 
@@ -249,8 +270,7 @@ class RemoteStore:
         """The names of a call's objects. Its slots learn that they were in it together."""
         call = object()
         for slot in slots:
-            assert isinstance(slot.place, _Ticket)
-            slot.place.call = call
+            _ticket(slot).call = call
         return [self._object_name(slot.key) for slot in slots]
 
     def _wrap(self, slot: Slot, page: np.ndarray) -> bytes | TierError:
@@ -300,10 +320,15 @@ class RemoteStore:
             moving=moving,
         )
 
+    def _state(self) -> str:
+        if self._reading.state != "ok" or self._writing.state == "ok":
+            return self._reading.state
+        return f"stores are {self._writing.state}"
+
     def statistics(self) -> TierStatistics:
         return TierStatistics(
             name=self.name,
-            state=self._health.state,
+            state=self._state(),
             usage=self.usage(),
             pages=self._verdicts.num_there,
             stored=replace(self._stored),
