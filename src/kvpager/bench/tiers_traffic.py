@@ -68,7 +68,7 @@ class Traffic:
     def further_down(self) -> float:
         """Seconds until what is in the first tier is also in the next one, which is persistent."""
         begin = time.perf_counter()
-        self._migration.flush(600.0)
+        self._migration.flush([], 600.0)
         self._wait()
         return time.perf_counter() - begin
 
