@@ -10,6 +10,7 @@ import pytest
 from kvpager.config import DiskTier
 from kvpager.errors import ConfigError, WrongContent
 from kvpager.prefix.hashing import Media, Scope
+from kvpager.tiers.disk.examine import clear
 from kvpager.tiers.disk.open import open_sessions
 from kvpager.tiers.disk.session_files import Session, SessionFiles
 
@@ -143,3 +144,11 @@ def test_a_reader_loads_and_does_not_save(folder: Path) -> None:
     assert reader.load("a") == SESSION
     with pytest.raises(ConfigError, match="read-only"):
         reader.save("a", SESSION)
+
+
+def test_clearing_the_folder_removes_sessions_and_nothing_of_others(folder: Path) -> None:
+    _sessions(folder).save("a", SESSION)
+    (folder / f".{_file(folder).name}.{'0' * 16}.tmp").touch()
+    (folder / "session-notes.txt").touch()
+    clear(str(folder))
+    assert sorted(os.listdir(folder)) == ["lock", "session-notes.txt"]

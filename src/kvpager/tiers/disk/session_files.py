@@ -20,11 +20,12 @@ A file is written beside its old one and replaces it when it is durable. Does no
 import hashlib
 import json
 import os
+import re
 import secrets
 import stat
 import struct
 from array import array
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 
@@ -44,6 +45,7 @@ _CRC = struct.Struct("<Q")
 _MOST_BYTES = 64 << 20  # of a file: more is none of ours
 _MOST_NAME = 1024  # characters
 _NO_SCOPE = Scope()
+_NAME = re.compile(r"session-[0-9a-f]{64}|\.session-[0-9a-f]{64}\.[0-9a-f]{16}\.tmp")
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,6 +164,11 @@ class SessionFiles:
         nonce, tag = nonce[: seal.nonce_bytes], tag[: seal.tag_bytes]
         seal.open(memoryview(body), nonce, tag, _sealed_part(file_name, len(body)), opened)
         return opened.tobytes()
+
+
+def session_names(names: Iterable[str]) -> list[str]:
+    """Those of a folder's files that hold sessions, or were to hold one when the process ended."""
+    return [name for name in names if _NAME.fullmatch(name)]
 
 
 def _file_name(name: str) -> str:
