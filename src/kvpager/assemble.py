@@ -21,12 +21,14 @@ from kvpager.memory.block_pool import BlockPool
 from kvpager.memory.layout import KVLayout
 from kvpager.prefix.hashing import tier_identity
 from kvpager.prefix.index import PrefixIndex
+from kvpager.tiers.codec import PageCodec
 from kvpager.tiers.device import DeviceTier, make_arena, pin_memory, unpin_memory
 from kvpager.tiers.device_pages import DevicePages
 from kvpager.tiers.disk.open import open_disk, open_sessions
 from kvpager.tiers.host import HostStore, Pinning
 from kvpager.tiers.migration import Migration, WriteBack
 from kvpager.tiers.mover import Mover, ThreadMover
+from kvpager.tiers.quantized_pages import QuantizedPages
 from kvpager.tiers.remote.open import open_remote
 from kvpager.tiers.row_access import RowAccess, Rows
 from kvpager.tiers.sealing import Zstd, choose_seal
@@ -57,6 +59,7 @@ def open_cache(
     tiers: Sequence[TierOptions] = (),
     write_back: str = "through",
     load_deadline: float | None = None,
+    tier_dtype: str | None = None,
     max_moving: int | str = "256 MiB",
     eviction: str = "lru",
     watermarks: Watermarks | None = None,
@@ -74,8 +77,9 @@ def open_cache(
     ``tiers``: where pages go below the device, the nearest first (HostTier, DiskTier, RemoteTier). ``write_back``: when
     they are copied down, ``through`` (as soon as they are full), ``back`` (before they are dropped) or ``selective``
     (when they are used again). ``load_deadline``: seconds until a page that does not come is computed instead.
-    ``max_moving``: bytes under way in each direction, and at most an eighth of the pool. ``mover`` runs the transfers
-    (default: threads).
+    ``tier_dtype``: int8 or float8_e4m3 keeps pages below the device in that format, which is lossy (default: as they
+    are). ``max_moving``: bytes under way in each direction, and at most an eighth of the pool. ``mover`` runs the
+    transfers (default: threads).
 
     ``max_capacity``: what the pool may later grow to (default: as large as it is). ``watermarks``: see
     cache/reclaim.py; by default there is no background reclaim, since dropping a page early gains nothing while there
@@ -116,15 +120,22 @@ def open_cache(
         rewind=rewind,
     )
     if tiers:
-        tiers, when, most = check_order(tiers), _write_back(write_back), _moving_bytes(max_moving, cache)
+        if not fingerprint and not all(isinstance(tier, HostTier) for tier in tiers):
+            raise ConfigError(
+                "a tier that outlives this process may keep KV of other models too: give fingerprint=, bytes that "
+                "name the model's weights, so that they are never mixed up"
+            )
+        tiers, when = check_order(tiers), _write_back(write_back)
+        codec = None if tier_dtype is None else QuantizedPages(layout, tier_dtype)
         above = _Above(
-            page_bytes=layout.block_stride,
+            page_bytes=layout.block_stride if codec is None else codec.page_bytes,
             pool_bytes=blocks * layout.block_stride if device == "cpu" else 0,
-            identity=tier_identity(fingerprint, layout.describe()),
+            identity=tier_identity(fingerprint, (layout if codec is None else codec.layout).describe()),
             pinning=Pinning(pin_memory, unpin_memory) if device.startswith("cuda") else None,
             clock=clock,
         )
-        _put_below(cache, _open_tiers(tiers, above), mover, clock, when, most, load_deadline)
+        most = _moving_bytes(max_moving, cache, above.page_bytes)
+        _put_below(cache, _open_tiers(tiers, above), mover, clock, when, most, load_deadline, codec)
         cache.sessions = next((open_sessions(each) for each in tiers if isinstance(each, DiskTier)), None)
     return cache
 
@@ -137,6 +148,7 @@ def _put_below(
     write_back: WriteBack,
     max_moving_bytes: int,
     load_deadline: float | None,
+    codec: PageCodec | None = None,
 ) -> None:
     """Ties the tiers to the cache above them."""
     lower: LowerPages
@@ -148,7 +160,7 @@ def _put_below(
         lower.settled(block, is_cached)
 
     migration = Migration(
-        DevicePages(cache.pool, taken, settled),
+        DevicePages(cache.pool, taken, settled, codec),
         stores,
         mover or ThreadMover(_lanes(stores)),
         clock,
@@ -196,9 +208,9 @@ def _open_tier(options: TierOptions, above: _Above) -> LowerTier:
     )
 
 
-def _moving_bytes(limit: int | str, cache: PagedCache) -> int:
+def _moving_bytes(limit: int | str, cache: PagedCache, page_bytes: int) -> int:
     """At most an eighth of the pool, since what moves can't be reclaimed."""
-    return min(parse_size(limit), max(1, cache.pool.num_blocks // 8) * cache.layout.block_stride)
+    return min(parse_size(limit), max(1, cache.pool.num_blocks // 8) * page_bytes)
 
 
 def _write_back(name: str) -> WriteBack:

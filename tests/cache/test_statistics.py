@@ -211,10 +211,10 @@ def test_what_went_wrong_in_a_tier_has_a_line_of_its_own() -> None:
     usage = TierUsage(TierKind.REMOTE, 0, 0, 4, 4, 0, 0, 0)
     counts = TransferCounts(1, 2048, 0.5, 3)
     tier = TierStatistics("remote", "failing: timeout", usage, 1, counts, counts, 0, 5, 2, {"timeout": 3})
-    moves = MigrationStatistics(1024, 1, 7, 1, 2, 0.25, 0.0)
+    moves = MigrationStatistics("int8 (lossy)", 1024, 1, 7, 1, 2, 0.25, 0.0)
     assert tier_lines([tier], {}, moves) == [
         "tiers    pages  held  of  hits  stored                   loaded                   failed  state",
         "remote       1   0 B   -     0  1 page, 2 KiB in 0.50 s  1 page, 2 KiB in 0.50 s       6  failing: timeout",
         "remote   5 refused, 2 quarantined, 3 timeout",
-        "moves    1 KiB under way in 1 job, 7 refused, 1 lost, 2 late; waited 0.25 s for I/O",
+        "moves    1 KiB under way in 1 job, 7 refused, 1 lost, 2 late; waited 0.25 s for I/O; pages are int8 (lossy)",
     ]

@@ -226,7 +226,7 @@ class LowerPages:
         """What a published block is called in the tiers."""
         index = self._cache.index
         node, group = index.node_of_block(block), index.group_of_block(block)
-        return Page(block_key(index.key(node), group), block_key(index.key(index.parent(node)), group))
+        return Page(block_key(index.key(node), group), block_key(index.key(index.parent(node)), group), group)
 
     def published(self, blocks: List[int]) -> None:
         """These blocks became findable."""
@@ -379,4 +379,4 @@ class _Walk:
         ]
 
     def _page(self, page: int, group: int) -> Page:
-        return Page(block_key(self._keys[page + 1], group), block_key(self._keys[page], group))
+        return Page(block_key(self._keys[page + 1], group), block_key(self._keys[page], group), group)

@@ -57,7 +57,9 @@ def _troubles(tier: TierStatistics) -> str:
 
 
 def _moves(moves: MigrationStatistics) -> str:
+    precision = "" if moves.precision == "exact" else f"; pages are {moves.precision}"
     return (
         f"moves    {format_size(moves.moving_bytes)} under way in {_many(moves.queued_jobs, 'job')}, "
         f"{moves.refused} refused, {moves.lost} lost, {moves.late} late; waited {moves.io_wait_seconds:.2f} s for I/O"
+        f"{precision}"
     )

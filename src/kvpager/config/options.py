@@ -94,6 +94,13 @@ class Options:
         "When pages are copied down: as soon as they are full, before they are dropped, or when they are used again.",
         "'back' or 'selective' where a tier is slow or wears out; less survives a crash then.",
     )
+    tier_dtype: str = _option(
+        "auto",
+        Text("'auto', 'int8' or 'float8_e4m3'", "auto|int8|float8_e4m3"),
+        "Number format of pages below the device; 'auto' is that of the pool. The others are lossy: half the bytes or "
+        "less, and a page that comes back is not quite the one that went.",
+        "int8 where tiers are slow or small, and answers may differ a little.",
+    )
     load_deadline: float | None = _option(
         10.0,
         Seconds(none="wait as long as it takes"),

@@ -4,8 +4,6 @@ All new tokens of a step lie in one row, without padding; positions restart with
 them apart because it goes through the pages. Logits are computed only where a token will be chosen.
 """
 
-import hashlib
-import json
 from array import array
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
@@ -19,6 +17,7 @@ from kvpager.attention.backend import AttentionBackend
 from kvpager.cache.step import StepBatch
 from kvpager.errors import ConfigError
 from kvpager.integrations.attention_function import NAME, PackedCall, attending, paged_attention
+from kvpager.integrations.fingerprint import fingerprint_of
 from kvpager.integrations.fused_layers import FusedDecoder, fused
 from kvpager.memory.arena import Arena
 from kvpager.memory.layout import KVLayout
@@ -91,24 +90,3 @@ class ModelRunner:
 
     def fingerprint(self) -> bytes:
         return fingerprint_of(self.model, self._arithmetic)
-
-
-def fingerprint_of(model: PreTrainedModel, arithmetic: str = "") -> bytes:
-    """SHA-256 over the configuration and every weight: part of every content key.
-
-    ``arithmetic`` names what else the KV of two processes has to agree in; empty: rounding may differ.
-    """
-    state = hashlib.sha256(_configuration(model).encode())
-    state.update(arithmetic.encode())
-    for name, parameter in model.state_dict().items():
-        state.update(f"{name} {parameter.dtype} {tuple(parameter.shape)}".encode())
-        state.update(parameter.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy())
-    return state.digest()
-
-
-def _configuration(model: PreTrainedModel) -> str:
-    """Where the model's files lie is left out: the same model elsewhere is the same model."""
-    content = json.loads(model.config.to_json_string(use_diff=False))
-    for part in (content, *(each for each in content.values() if isinstance(each, dict))):
-        part.pop("_name_or_path", None)
-    return json.dumps(content, sort_keys=True)

@@ -13,9 +13,10 @@ from kvpager.attention.select import select
 from kvpager.cache.paged_cache import PagedCache
 from kvpager.cache.reclaim import Watermarks
 from kvpager.config import AUTO, Options, available_memory, resolve_capacity
-from kvpager.engine.model_runner import ModelRunner, fingerprint_of
+from kvpager.engine.model_runner import ModelRunner
 from kvpager.engine.scheduler import Limits, holding_blocks, tokens_that_fit
 from kvpager.errors import ConfigError
+from kvpager.integrations.fingerprint import fingerprint_of
 from kvpager.integrations.model_layout import check_supported, layout_for, max_context
 from kvpager.memory.layout import QUANTIZED, KVLayout
 from kvpager.models.load import load_model
@@ -58,6 +59,7 @@ def build(model: str | PreTrainedModel, tokenizer: Any, options: Options, num_bl
         tiers=options.tiers,
         write_back=options.write_back,
         load_deadline=options.load_deadline,
+        tier_dtype=_tier_dtype(options),
         eviction=options.eviction,
         watermarks=Watermarks.from_threshold(options.eviction_threshold, blocks),
         prefix_cache=options.prefix_cache,
@@ -115,6 +117,14 @@ def _arithmetic(backend: AttentionBackend, options: Options) -> str:
         f"deterministic {CANONICAL_CHUNK} {backend.name} {isa} fused={options.fused_layers} "
         f"threads={torch.get_num_threads()} torch={torch.__version__} kvpager={__version__}"
     )
+
+
+def _tier_dtype(options: Options) -> str | None:
+    if options.tier_dtype == AUTO:
+        return None
+    if options.deterministic:
+        raise ConfigError("deterministic mode needs the same bytes on every path: leave tier_dtype at 'auto'")
+    return options.tier_dtype
 
 
 def _canonical_chunk(layout: KVLayout, options: Options) -> int:

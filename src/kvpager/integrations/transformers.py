@@ -30,6 +30,7 @@ from kvpager.cache.paged_cache import PagedCache
 from kvpager.config import AUTO, DEFAULT_PAGE_SIZE
 from kvpager.errors import ConfigError, UnsupportedModel
 from kvpager.integrations.attention_function import NAME, paged_attention
+from kvpager.integrations.fingerprint import fingerprint_of
 from kvpager.integrations.forward_pass import PAST_NAMES, ForwardPass, ModelLimits, check_arguments, named_arguments
 from kvpager.integrations.left_padding import guess_pads, read_pads, read_tokens
 from kvpager.integrations.model_layout import layout_for, num_positions
@@ -70,6 +71,8 @@ def attach(
         raise ConfigError(f"unknown options {', '.join(unknown)}; attach() and open_cache() list what there is")
     layout = layout_for(model.config, dtype=_kv_dtype(model, kv_dtype), page_size=page_size)
     attention = select(layout, backend)
+    if cache_options.get("tiers"):  # what others may have stored there must be of these weights
+        cache_options.setdefault("fingerprint", fingerprint_of(model))
     cache = open_cache(
         layout, capacity, num_blocks=num_blocks, device=str(model.device), rewind=rewind, **cache_options
     )

@@ -83,10 +83,12 @@ class Probe:
 
 @dataclass(frozen=True, slots=True)
 class MigrationStatistics:
-    """``moving_bytes``: under way now. ``refused``: demotions that found queues or tiers full. ``lost``: pages that the
-    device dropped and no tier had or took. ``late``: loads that missed their deadline. Waits are of the bookkeeping
-    thread: ``io_wait_seconds`` while there was work for it, ``idle_seconds`` while there was none."""
+    """``precision``: of pages below the device. ``moving_bytes``: under way now. ``refused``: demotions that found
+    queues or tiers full. ``lost``: pages that the device dropped and no tier had or took. ``late``: loads that missed
+    their deadline. Waits are of the bookkeeping thread: ``io_wait_seconds`` while there was work for it,
+    ``idle_seconds`` while there was none."""
 
+    precision: str
     moving_bytes: int
     queued_jobs: int
     refused: int
@@ -172,6 +174,7 @@ class Migration:
 
     def statistics(self) -> MigrationStatistics:
         return MigrationStatistics(
+            precision=self._device.precision,
             moving_bytes=self._demoting_bytes + self._loading_bytes,
             queued_jobs=self._mover.num_open,
             refused=self._refused,
@@ -202,7 +205,7 @@ class Migration:
                 continue
             self._demoting_bytes += self._device.page_bytes
             self._sinking.add(page.key)
-            move = Move(self._device, tier, [Transfer(page, self._device.hold(block, page.key), slot)])
+            move = Move(self._device, tier, [Transfer(page, self._device.hold(block, page.key, page.group), slot)])
             self._open[id(move)] = move
             run_job(move)
             self._complete_move(move)
@@ -219,7 +222,7 @@ class Migration:
             if place is None:
                 continue
             at, target = place
-            batches.setdefault(at, []).append(Transfer(page, self._device.hold(block, page.key), target))
+            batches.setdefault(at, []).append(Transfer(page, self._device.hold(block, page.key, page.group), target))
             accepted.append(block)
         for at, transfers in batches.items():
             self._submit(self._device, self.tiers[at], transfers)
@@ -283,7 +286,7 @@ class Migration:
                 load.num_open -= 1
                 continue
             tier, source = found
-            target = self._device.landing(block, page.key)
+            target = self._device.landing(block, page.key, page.group)
             batches.setdefault(tier.kind, []).append(Transfer(page, source, target, load, place))
         self._loading_bytes += load.num_open * self._device.page_bytes
         self._loads.append(load)

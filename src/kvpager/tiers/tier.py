@@ -45,6 +45,7 @@ class Page:
 
     key: ContentKey
     parent: ContentKey
+    group: int = 0
 
 
 @dataclass(slots=True)

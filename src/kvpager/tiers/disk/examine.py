@@ -59,7 +59,7 @@ def verify(path: str) -> FolderReport:
 
 
 def clear(path: str) -> FolderReport:
-    """Removes slabs and named sessions; says what was there. Raises ConfigError while a process writes to the folder."""
+    """Removes slabs and sessions; says what was there. Raises ConfigError while a process writes to the folder."""
     report = describe(path)
     folder = Folder(SystemFiles(), path, 0, read_only=False, allow_shared=True)
     folder.enter()
