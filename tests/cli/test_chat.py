@@ -66,7 +66,7 @@ def test_a_named_session_goes_on_after_a_restart_with_its_pages_from_the_disk(ta
     [before], [after] = _turns(first.out), _turns(second.out)
     assert [before["token_ids"], after["token_ids"]] == [turn["token_ids"] for turn in whole]
     assert after["prompt_tokens"] == whole[1]["prompt_tokens"]
-    assert after["prefix_by_tier"] == {"disk": before["prompt_tokens"] // 16 * 16}
+    assert after["prefix_tokens"] == before["prompt_tokens"] // 16 * 16  # prefetched, so they may be there already
     assert "going on" not in first.err
     assert "going on with the session: 1 turn, " in second.err
     named = [path.name for path in (tmp_path / "kv").iterdir()]

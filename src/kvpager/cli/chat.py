@@ -104,6 +104,7 @@ class Chat:
         if saved is None:
             return
         self.messages = json.loads(saved.note)
+        self._engine.prefetch(saved.tokens)  # while the user types
         turns = sum(message["role"] == "user" for message in self.messages)
         said = "1 turn" if turns == 1 else f"{turns} turns"
         _note(f"going on with the session: {said}, {len(saved.tokens)} tokens; /reset begins anew")
