@@ -24,13 +24,14 @@ from kvpager.prefix.index import PrefixIndex
 from kvpager.tiers.codec import PageCodec
 from kvpager.tiers.device import DeviceTier, make_arena, pin_memory, unpin_memory
 from kvpager.tiers.device_pages import DevicePages
-from kvpager.tiers.disk.open import open_disk
+from kvpager.tiers.disk.open import open_disk, open_sessions
 from kvpager.tiers.host import HostStore, Pinning
 from kvpager.tiers.migration import Migration, WriteBack
 from kvpager.tiers.mover import Mover, ThreadMover
 from kvpager.tiers.quantized_pages import QuantizedPages
 from kvpager.tiers.remote.open import open_remote
 from kvpager.tiers.row_access import RowAccess, Rows
+from kvpager.tiers.sealing import Zstd, choose_seal
 from kvpager.tiers.tier import LowerTier
 from kvpager.types import Clock
 
@@ -124,6 +125,7 @@ def open_cache(
                 "a tier that outlives this process may keep KV of other models too: give fingerprint=, bytes that "
                 "name the model's weights, so that they are never mixed up"
             )
+        tiers, when = check_order(tiers), _write_back(write_back)
         codec = None if tier_dtype is None else QuantizedPages(layout, tier_dtype)
         above = _Above(
             page_bytes=layout.block_stride if codec is None else codec.page_bytes,
@@ -132,9 +134,10 @@ def open_cache(
             pinning=Pinning(pin_memory, unpin_memory) if device.startswith("cuda") else None,
             clock=clock,
         )
-        mode, moving = _write_back(write_back), _moving_bytes(max_moving, blocks, above.page_bytes)
-        stores = _open_tiers(check_order(tiers), above)
-        put_below(cache, stores, mover or ThreadMover(_lanes(stores)), clock, mode, moving, load_deadline, codec)
+        most = _moving_bytes(max_moving, blocks, above.page_bytes)
+        stores = _open_tiers(tiers, above)
+        put_below(cache, stores, mover or ThreadMover(_lanes(stores)), clock, when, most, load_deadline, codec)
+        cache.sessions = next((open_sessions(each) for each in tiers if isinstance(each, DiskTier)), None)
     return cache
 
 
@@ -196,7 +199,14 @@ def _open_tier(options: TierOptions, above: _Above) -> LowerTier:
         return HostStore(page_bytes, slots, LRU(slots), above.pinning)
     if isinstance(options, DiskTier):
         return open_disk(options, above.page_bytes, above.identity, LRU, above.clock)
-    return open_remote(options, above.page_bytes, above.identity, above.clock)
+    return open_remote(
+        options,
+        above.page_bytes,
+        above.identity,
+        above.clock,
+        packing=Zstd() if options.compress else None,
+        seal=choose_seal(options.key_file, options.encrypt),
+    )
 
 
 def _moving_bytes(limit: int | str, num_blocks: int, page_bytes: int) -> int:

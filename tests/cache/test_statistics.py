@@ -4,10 +4,14 @@ import random
 
 import pytest
 
-from kvpager import OutOfBlocks
+from kvpager import HostTier, OutOfBlocks
+from kvpager.cache.statistics import CacheStatistics
+from kvpager.cache.tier_lines import tier_lines
+from kvpager.tiers.migration import MigrationStatistics
+from kvpager.tiers.tier import TierStatistics, TierUsage, TransferCounts
 from kvpager.types import FaultKind, TierKind
 from tests.cache.caches import LAYOUT, MIXED, opened
-from tests.stamp import T, block_counts, prefill, run_step
+from tests.stamp import Stamp, T, block_counts, prefill, run_step
 
 
 class FakeClock:
@@ -158,3 +162,59 @@ def test_counters_never_go_down_and_blocks_always_add_up(seed: int) -> None:
                 assert now.reclaim.direct >= before.reclaim.direct, where
                 assert now.deduplicated_blocks >= before.deduplicated_blocks, where
             before = now
+
+
+def _fill_and_return(stamp: Stamp) -> CacheStatistics:
+    """The first prompt goes down when others need its blocks, and comes back."""
+    cache = stamp.cache
+    prefill(stamp, T(1, 16)).free()
+    assert cache.lower is not None
+    cache.lower.settle(5)
+    prefill(stamp, T(101, 132)).free()
+    cache.lower.settle(5)
+    prefill(stamp, T(1, 17)).free()
+    return cache.statistics()
+
+
+def test_the_tiers_are_shown_and_their_hits_add_up() -> None:
+    with opened(num_blocks=9, tiers=[HostTier(pages=40)]) as stamp:
+        now = _fill_and_return(stamp)
+        hits = now.prefix.by_tier
+        assert hits[TierKind.HOST] > 0
+        assert sum(hits.values()) == now.prefix.hit_tokens
+        assert now.prefix.prompt_tokens == now.prefix.hit_tokens + now.computed_tokens
+        [host] = now.tiers
+        assert host.usage.used_bytes <= host.usage.capacity_bytes
+        lines = str(now).splitlines()
+        header, row, moves = lines[5:]
+        assert header.split() == ["tiers", "pages", "held", "of", "hits", "stored", "loaded", "failed", "state"]
+        assert row.startswith(f"host {host.pages:>9}")
+        assert f"{hits[TierKind.HOST]}  {host.stored.pages} pages, " in row
+        assert f"  {host.loaded.pages} pages, " in row
+        assert row.endswith("  0  ok")
+        assert moves.startswith("moves    0 B under way in 0 jobs, ")
+        assert len({line.index("state") for line in [header]} | {row.index("ok")}) == 1, (
+            "columns stand under each other"
+        )
+
+
+def test_a_reading_stays_as_it_was_read() -> None:
+    with opened(num_blocks=9, tiers=[HostTier(pages=40)]) as stamp:
+        before = stamp.cache.statistics()
+        shown = str(before)
+        _fill_and_return(stamp)
+        assert str(before) == shown
+        assert str(stamp.cache.statistics()) != shown
+
+
+def test_what_went_wrong_in_a_tier_has_a_line_of_its_own() -> None:
+    usage = TierUsage(TierKind.REMOTE, 0, 0, 4, 4, 0, 0, 0)
+    counts = TransferCounts(1, 2048, 0.5, 3)
+    tier = TierStatistics("remote", "failing: timeout", usage, 1, counts, counts, 0, 5, 2, {"timeout": 3})
+    moves = MigrationStatistics("int8 (lossy)", 1024, 1, 7, 1, 2, 0.25, 0.0)
+    assert tier_lines([tier], {}, moves) == [
+        "tiers    pages  held  of  hits  stored                   loaded                   failed  state",
+        "remote       1   0 B   -     0  1 page, 2 KiB in 0.50 s  1 page, 2 KiB in 0.50 s       6  failing: timeout",
+        "remote   5 refused, 2 quarantined, 3 timeout",
+        "moves    1 KiB under way in 1 job, 7 refused, 1 lost, 2 late; waited 0.25 s for I/O; pages are int8 (lossy)",
+    ]

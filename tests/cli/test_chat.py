@@ -7,6 +7,7 @@ import signal
 import sys
 from collections.abc import Callable
 from itertools import pairwise
+from pathlib import Path
 
 import pytest
 
@@ -52,6 +53,37 @@ def test_reset_forgets(talk: Call) -> None:
     assert again["prompt_tokens"] == first["prompt_tokens"]
     first, second = _turns(talk("hello\nhello\n", "--json").out)
     assert second["prompt_tokens"] > first["prompt_tokens"]
+
+
+def _kept(folder: Path) -> tuple[str, ...]:
+    return ("--session", "moon", "--page-size", "16", "--tier", f"disk={folder},size=64MiB")
+
+
+def test_a_named_session_goes_on_after_a_restart_with_its_pages_from_the_disk(talk: Call, tmp_path: Path) -> None:
+    whole = _turns(talk("the moon and the sun\nand then?\n", "--json", "--page-size", "16").out)
+    kept = _kept(tmp_path / "kv")
+    first, second = talk("the moon and the sun\n", "--json", *kept), talk("and then?\n", "--json", *kept)
+    [before], [after] = _turns(first.out), _turns(second.out)
+    assert [before["token_ids"], after["token_ids"]] == [turn["token_ids"] for turn in whole]
+    assert after["prompt_tokens"] == whole[1]["prompt_tokens"]
+    assert after["prefix_tokens"] == before["prompt_tokens"] // 16 * 16  # prefetched, so they may be there already
+    assert "going on" not in first.err
+    assert "going on with the session: 1 turn, " in second.err
+    named = [path.name for path in (tmp_path / "kv").iterdir()]
+    assert not [name for name in named if "moon" in name]
+
+
+def test_reset_forgets_the_session_too(talk: Call, tmp_path: Path) -> None:
+    kept = _kept(tmp_path / "kv")
+    talk("the moon\n/reset\n", *kept)
+    assert "going on with the session: 0 turns, 0 tokens" in talk("", *kept).err
+
+
+def test_a_session_needs_a_disk_tier(talk: Call) -> None:
+    for argv in ([], ["--tier", "host=16MiB"]):
+        ended = talk("", "--session", "moon", *argv)
+        assert ended.code == 2
+        assert "add --tier disk=FOLDER" in ended.err
 
 
 def test_commands(talk: Call) -> None:

@@ -14,7 +14,7 @@ from rich.console import Console
 from kvpager.cli.demo.command import num_blocks
 from kvpager.cli.demo.comparison import Asked, Comparison, Pool, is_fuller
 from kvpager.cli.demo.demonstration import Demonstration, _Rate
-from kvpager.cli.demo.frame import Cell, Frame, RequestView
+from kvpager.cli.demo.frame import Cell, Frame, RequestView, TierView
 from kvpager.cli.demo.prompts import FULL, QUICK, DemoPrompt, Programme
 from kvpager.cli.demo.screen import LiveView, PlainLines, format_progress, open_screen
 from kvpager.cli.demo.view import View, letter
@@ -105,6 +105,21 @@ def test_the_figures() -> None:
         "6 cached blocks reclaimed   5 preemptions",
     ):
         assert text in drawn
+
+
+def test_the_tiers_have_a_line_each_and_moving_blocks_are_counted() -> None:
+    host = TierView("host", 1200, 3 << 20, 64, is_ok=True)
+    disk = TierView("disk", 3, 1 << 20, 0, is_ok=False)
+    cells = (*FRAME.cells, Cell(BlockState.MOVING))
+    drawn = _drawn(replace(FRAME, cells=cells, moving_blocks=1, tiers=(host, disk)))
+    for text in (
+        " 3 9 B b ▒▒· ~ ",
+        "4 used (2 shared) + 1 cached + 1 moving (~) + 1 free",
+        "host      1,200 pages (3 MiB)   64 prompt tokens found there ",
+        "disk      3 pages (1 MiB)   0 prompt tokens found there   failing",
+    ):
+        assert text in drawn
+    assert "pages (" not in _drawn(FRAME)
 
 
 def test_the_texts_show_what_was_written_last_and_not_what_waits() -> None:

@@ -56,6 +56,57 @@ def test_json_is_one_object_a_line(kvpager: Call, model: str) -> None:
         assert answer["preemptions"] == 0
 
 
+LONG = "a page table maps each page to a block, and a block holds the keys and values of some tokens"
+
+
+def _with_tiers(folder: Path) -> tuple[str, ...]:
+    return (
+        "--page-size",
+        "16",
+        "--tier",
+        "host=16MiB",
+        "--tier",
+        f"disk={folder},size=64MiB",
+        "--write-back",
+        "through",
+    )
+
+
+def test_the_next_run_finds_on_disk_what_this_one_stored(kvpager: Call, model: str, tmp_path: Path) -> None:
+    first = _answer(kvpager, model, LONG, *_with_tiers(tmp_path / "kv"))
+    again = _answer(kvpager, model, LONG, *_with_tiers(tmp_path / "kv"))
+    assert (first["prefix_tokens"], first["prefix_by_tier"]) == (0, {})
+    assert (again["prefix_tokens"], again["prefix_by_tier"]) == (48, {"disk": 48})
+    assert again["token_ids"] == first["token_ids"]
+
+
+def test_the_summary_says_which_tier_the_tokens_came_from(kvpager: Call, model: str, tmp_path: Path) -> None:
+    ended = [
+        kvpager("run", "--model", model, "--max-tokens", "2", *_with_tiers(tmp_path / "kv"), LONG) for _ in range(2)
+    ]
+    assert "0 of 55 prompt tokens found in the prefix index; " in ended[0].err
+    assert "48 of 55 prompt tokens found in the prefix index (48 from disk); " in ended[1].err
+
+
+@pytest.mark.parametrize(
+    ("argv", "message"),
+    [
+        (["--tier", "dsk=/kv"], "did you mean 'disk'?"),
+        (["--tier", "disk=/kv,size=1GiB", "--tier", "host=1GiB"], "nearest first"),
+        (["--write-back", "never"], "'through', 'back' or 'selective'"),
+        (["--load-deadline", "0"], "seconds above 0"),
+        (["--tier", "host=1PiB"], "more than the"),
+        (["--tier", "disk=/proc/kv,size=1GiB"], "can't be"),
+        (["--tier", "remote=ftp://h/"], "starts with one of redis://"),
+        (["--tiers", "host=1GiB"], "did you mean '--tier'?"),
+    ],
+)
+def test_a_tier_that_can_not_be_is_refused(kvpager: Call, model: str, argv: list[str], message: str) -> None:
+    ended = kvpager("run", "--model", model, *argv, "the moon")
+    assert (ended.code, ended.out) == (2, "")
+    assert message in ended.err
+
+
 def test_a_common_prefix_is_found(kvpager: Call, model: str) -> None:
     prompts = ["a page table maps each page to a block, and then some more text to fill it " + end for end in "xyz"]
     ended = kvpager("run", "--model", model, "--json", "--max-running", "1", "--max-tokens", "2", *prompts)

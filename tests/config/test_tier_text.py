@@ -27,6 +27,9 @@ from kvpager.errors import ConfigError
             RemoteTier("s3://bucket/kv?region=x", 0.5, 2, "kv/", believe=60.0, max_moving_bytes=1 << 20),
         ),
         ("remote=redis://h/0,expire=3600", RemoteTier("redis://h/0", expire=3600)),
+        ("remote=redis://h/0,key_file=/k,compress", RemoteTier("redis://h/0", key_file="/k", compress=True)),
+        ("disk=/kv,size=1GiB,direct=auto,allow_shared", DiskTier("/kv", "1GiB", allow_shared=True)),
+        ("disk=/kv,size=1GiB,direct=false", DiskTier("/kv", "1GiB", direct=False)),
     ],
 )
 def test_a_tier_is_read(text: str, tier: TierOptions) -> None:
@@ -56,6 +59,7 @@ def test_a_home_folder_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
         ("disk=/kv,size=1GiB,read_only=maybe", "'read_only' can't be 'maybe'", "stands alone"),
         ("disk=/kv,size=1GiB,", "no setting ''", "known are size, read_only"),
         ("disk=/kv,size=1GiB,encrypt", "encrypts with a key", "key_file=FILE"),
+        ("remote=redis://h/0,encrypt", "encrypts with a key", "key_file=FILE"),
         ("remote=127.0.0.1", "needs a URL", "redis://HOST:6379/0"),
         ("remote=redis://h/0,deadline=-1", "'deadline' can't be '-1'", "above 0"),
         ("remote=redis://h/0,deadline=soon", "'deadline' can't be 'soon'", "a number of seconds above 0"),

@@ -3,11 +3,12 @@
 import random
 from collections import defaultdict
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from kvpager.config import Options
+from kvpager.config import DiskTier, Options
 from kvpager.engine import Completion, Engine, FinishReason, Sampling, TokenEvent
 from kvpager.engine.request import BranchState
 from kvpager.errors import ConfigError, InvariantError, RequestError
@@ -650,3 +651,11 @@ def test_tokens_do_not_depend_on_page_size_or_chunk(
     with Engine(tiny_model(), num_blocks=1000 // page_size, **options) as engine:
         short = Sampling(max_tokens=6)
         assert answers(engine, prompts, short) == [ref(prompt, NEW)[:6] for prompt in prompts]
+
+
+def test_an_engine_that_can_not_open_leaves_its_cache_folder_to_others(tmp_path: Path) -> None:
+    model, tiers = tiny_model(), [DiskTier(tmp_path / "kv", "8MiB")]
+    with Engine(model, num_blocks=16), pytest.raises(ConfigError, match="in use by another engine"):
+        Engine(model, num_blocks=16, tiers=tiers)
+    with Engine(model, num_blocks=16, tiers=tiers):
+        pass

@@ -29,6 +29,7 @@ from kvpager.memory.layout import KVLayout
 from kvpager.memory.page_table import UNMAPPED, PageTable
 from kvpager.prefix.hashing import Scope, root_key
 from kvpager.prefix.index import PrefixIndex
+from kvpager.tiers.disk.session_files import Session, SessionFiles
 from kvpager.tiers.row_access import RowAccess
 from kvpager.tiers.tier import Tier
 from kvpager.types import ContentKey, FaultKind, NodeId, TierKind
@@ -85,6 +86,7 @@ class PagedCache:
         self._is_closed = False
         self.epoch = 0  # of the index: how often everything in it was forgotten
         self.lower: LowerPages | None = None  # the tiers below the device, where there are any
+        self.sessions: SessionFiles | None = None  # where named sessions are kept, if a tier outlives the process
 
     # -- questions ----------------------------------------------------------------------------------------------
 
@@ -629,6 +631,25 @@ class PagedCache:
         self.clear_prefix()
         self._fingerprint = fingerprint
         self._root_keys.clear()
+
+    # -- named sessions -----------------------------------------------------------------------------------------
+
+    def save_session(self, name: str, tokens: Iterable[int], scope: Scope = ANY_SCOPE, note: str = "") -> None:
+        """Keeps ``tokens`` under ``name`` in the disk tier's folder; their pages are found there by content.
+
+        ``note``: kept with them, for the caller's own use. Waits for the disk. Raises ConfigError without a disk tier,
+        or where the file can't be written.
+        """
+        self._sessions().save(name, Session(token_array(tokens), scope, note))
+
+    def load_session(self, name: str) -> Session | None:
+        """What was saved under ``name``, maybe by another process; None if nothing. Raises WrongContent if damaged."""
+        return self._sessions().load(name)
+
+    def _sessions(self) -> SessionFiles:
+        if self.sessions is None:
+            raise ConfigError("a named session needs a tier that outlives the process: give a DiskTier")
+        return self.sessions
 
     # -- order --------------------------------------------------------------------------------------------------
 

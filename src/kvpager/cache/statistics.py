@@ -4,6 +4,7 @@ from dataclasses import dataclass
 
 from kvpager.cache.fault import FaultCount
 from kvpager.cache.reclaim import ReclaimCounts
+from kvpager.cache.tier_lines import tier_lines
 from kvpager.memory.block_pool import PoolCounts
 from kvpager.tiers.migration import MigrationStatistics
 from kvpager.tiers.tier import TierStatistics
@@ -58,5 +59,10 @@ class CacheStatistics:
             f"prefix   {self.prefix.hit_tokens} of {self.prefix.prompt_tokens} prompt tokens found "
             f"({self.prefix.hit_rate:.0%}), {self.published_blocks} blocks findable\n"
             f"faults   {faults}\n"
-            f"reclaim  {self.reclaim.background} background, {self.reclaim.direct} direct"
+            f"reclaim  {self.reclaim.background} background, {self.reclaim.direct} direct" + self._tiers()
         )
+
+    def _tiers(self) -> str:
+        if self.migration is None:
+            return ""
+        return "".join(f"\n{line}" for line in tier_lines(self.tiers, self.prefix.by_tier, self.migration))

@@ -20,7 +20,7 @@ _ACTIONS = ("verify", "stat", "clear")
 _ACTIONS_HELP = """actions:
   stat FOLDER     the slabs in the folder, and how many pages they hold
   verify FOLDER   the same, after reading every page and comparing its checksum
-  clear FOLDER    remove every slab"""
+  clear FOLDER    remove every slab and every named session"""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

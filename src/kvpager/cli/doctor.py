@@ -15,7 +15,14 @@ from pathlib import Path
 
 from kvpager import native
 from kvpager.cli.arguments import add_common, chosen_options
-from kvpager.config import Options, available_memory, format_size, total_memory
+from kvpager.config import (
+    AUTO_HOST_PERCENT,
+    Options,
+    auto_host_size,
+    available_memory,
+    format_size,
+    total_memory,
+)
 from kvpager.errors import KVPagerError
 from kvpager.version import __version__
 
@@ -102,9 +109,15 @@ def _cpu_features() -> list[str]:
 def _memory() -> Section:
     """Of the host or of the control group around this process, whichever is less."""
     try:
-        return {"total": format_size(total_memory()), "available": format_size(available_memory())}
+        total, available = total_memory(), available_memory()
     except KVPagerError as error:
         return {"unknown": str(error)}
+    return {
+        "total": format_size(total),
+        "available": format_size(available),
+        "host tier 'auto'": f"{format_size(auto_host_size(total, available))} ({AUTO_HOST_PERCENT} % of the total, "
+        "within what is available beside the pool)",
+    }
 
 
 def _packages() -> Section:

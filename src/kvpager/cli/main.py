@@ -22,6 +22,7 @@ COMMANDS = {
     "demo": "real prompts in a small pool, with a live view of its blocks",
     "model": "fetch, list, check and remove models",
     "disk": "what a disk tier keeps in its folder: check it, empty it",
+    "prefix": "carry the KV of a prompt in a file",
     "doctor": "what this machine offers, and what is missing",
     "bench": "measure, as a table or as JSON",
 }

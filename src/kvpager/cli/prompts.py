@@ -22,8 +22,9 @@ class Encoder(Protocol):
     def encode(self, prompt: str) -> "array[int]": ...
 
 
-def read_prompts(given: Iterable[str], file: str | None) -> list[str]:
-    """The prompts of a call: the arguments, then the lines of ``file`` (``-``: standard input) that are not empty.
+def read_prompts(given: Iterable[str], file: str | None, *, lines: bool = True) -> list[str]:
+    """The prompts of a call: the arguments, then the lines of ``file`` (``-``: standard input) that are not empty; or
+    its whole text, if not ``lines``.
 
     Raises ConfigError for a file that can't be read or no prompt at all, RequestError for an empty one.
     """
@@ -32,7 +33,8 @@ def read_prompts(given: Iterable[str], file: str | None) -> list[str]:
         if not prompt.strip():
             raise RequestError(f"prompt {number} is empty; give it some text")
     if file is not None:
-        prompts += [line for line in _read(file).splitlines() if line.strip()]
+        text = _read(file)
+        prompts += [part for part in (text.splitlines() if lines else [text]) if part.strip()]
     if not prompts:
         where = "it as an argument, or several in a file with --file" if file is None else "at least one line of text"
         raise RequestError(f"there is no prompt; give {where}")

@@ -6,14 +6,16 @@ import argparse
 import json
 import sys
 from array import array
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Iterator
 from time import perf_counter
 from typing import TYPE_CHECKING
 
 from kvpager.cli.arguments import add_common, add_sampling, chosen_options, chosen_sampling
 from kvpager.cli.prompts import encode_prompt, has_chat_template, read_prompts
+from kvpager.cli.tier_hits import hits_by_name, in_words
 from kvpager.errors import RequestError
+from kvpager.types import TierKind
 
 if TYPE_CHECKING:
     from kvpager.cli.session import Interruption
@@ -107,6 +109,7 @@ def _as_object(prompt: str, answer: "Completion") -> dict[str, object]:
         "finish_reason": answer.finish_reason.value,
         "prompt_tokens": answer.prompt_tokens,
         "prefix_tokens": answer.prefix_tokens,
+        "prefix_by_tier": hits_by_name(answer.prefix_by_tier),
         "preemptions": answer.preemptions,
         "error": answer.error,
     }
@@ -140,5 +143,13 @@ def _summary(answers: list["Completion"], seconds: float) -> str:
     noun = "answer" if len(answers) == 1 else "answers"
     return (
         f"{len(answers)} {noun}, {tokens} tokens in {seconds:.1f} s ({tokens / max(seconds, 1e-9):.1f} tokens/s); "
-        f"{found} of {prompt} prompt tokens found in the prefix index; {preemptions} preemptions"
+        f"{found} of {prompt} prompt tokens found in the prefix index{_where(firsts)}; {preemptions} preemptions"
     )
+
+
+def _where(answers: list["Completion"]) -> str:
+    """How many tokens came from which tier, where any came from below the device."""
+    hits: Counter[TierKind] = Counter()
+    for answer in answers:
+        hits.update(answer.prefix_by_tier)
+    return in_words(hits)

@@ -51,10 +51,7 @@ def _disk(folder: str, settings: list[str]) -> DiskTier:
     given = _read("disk", settings, _DISK)
     if "size" not in given:
         raise ConfigError("the disk tier needs a limit for its folder; write 'disk=FOLDER,size=200GiB'")
-    tier = DiskTier(_path(folder), given.pop("size"), **given)  # type: ignore[arg-type]
-    if tier.encrypt and tier.key_file is None:
-        raise ConfigError("a disk tier encrypts with a key; write 'disk=FOLDER,size=200GiB,key_file=FILE,encrypt'")
-    return tier
+    return DiskTier(_path(folder), given.pop("size"), **given)  # type: ignore[arg-type]
 
 
 def _remote(url: str, settings: list[str]) -> RemoteTier:
@@ -101,13 +98,17 @@ def _flag(text: str) -> bool:
     return text != "false"
 
 
+def _direct(text: str) -> bool | str:
+    return AUTO if text == AUTO else _flag(text)
+
+
+_SEAL: dict[str, Setting] = {"key_file": _path, "encrypt": _flag, "compress": _flag}
 _DISK: dict[str, Setting] = {
     "size": _size,
     "read_only": _flag,
-    "key_file": _path,
-    "encrypt": _flag,
-    "compress": _flag,
+    "direct": _direct,
     "allow_shared": _flag,
+    **_SEAL,
 }
 _REMOTE: dict[str, Setting] = {
     "deadline": _seconds,
@@ -116,6 +117,7 @@ _REMOTE: dict[str, Setting] = {
     "expire": _count,
     "believe": _seconds,
     "max_moving_bytes": parse_size,
+    **_SEAL,
 }
 
 
@@ -128,12 +130,14 @@ def _read(kind: str, settings: Iterable[str], known: Mapping[str, Setting]) -> d
             raise ConfigError(f"the {kind} tier has no setting {shown(name)}; {_suggest(name, known)}")
         if name in given:
             raise ConfigError(f"the {kind} tier's {name!r} is given twice; leave one out")
-        if not text and known[name] is not _flag:
+        if not text and known[name] not in (_flag, _direct):
             raise ConfigError(f"the {kind} tier's {name!r} needs a value; write '{name}=VALUE'")
         try:
             given[name] = known[name](text)
         except ValueError as error:
             raise ConfigError(f"the {kind} tier's {name!r} can't be {shown(text)}: {error}") from error
+    if given.get("encrypt") and "key_file" not in given:
+        raise ConfigError(f"the {kind} tier encrypts with a key; write '{kind}=...,key_file=FILE,encrypt'")
     return given
 
 

@@ -54,7 +54,7 @@ class RemoteTier:
     ``deadline``: seconds a request may take, its repetitions included. ``tries``: how often one that fails in passing
     is made, the first time included. ``prefix``: of all names. ``expire``: seconds until Redis drops a page (None:
     never). ``believe``: seconds for which a page that was seen is taken to be there still. ``max_moving_bytes``: under
-    way in each direction; more is refused.
+    way in each direction; more is refused. ``key_file``, ``encrypt``, ``compress``: as for the disk.
     """
 
     url: str = field(repr=False)  # it may hold a password
@@ -64,6 +64,9 @@ class RemoteTier:
     expire: int | None = None
     believe: float = 300.0
     max_moving_bytes: int = 256 << 20
+    key_file: str | Path | None = None
+    encrypt: bool = False
+    compress: bool = False
 
 
 TierOptions = HostTier | DiskTier | RemoteTier

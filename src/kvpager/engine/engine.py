@@ -97,7 +97,11 @@ class Engine:
         self._is_open, self._is_stepping = True, False
         self._cancelled_meanwhile: list[int] = []
         self._resources = ExitStack()
-        self._resources.enter_context(self.runner.running())
+        try:
+            self._resources.enter_context(self.runner.running())
+        except BaseException:
+            self.cache.close()  # the folder of a disk tier is free again
+            raise
 
     # -- requests -----------------------------------------------------------------------------------------------
 

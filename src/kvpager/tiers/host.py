@@ -1,7 +1,7 @@
 """The host tier: copies of pages in ordinary memory. On CUDA the memory is pinned; on CPU huge pages are advised."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -158,8 +158,8 @@ class HostStore:
             state="ok",
             usage=self.usage(),
             pages=self._book.num_pages,
-            stored=self._stored,
-            loaded=self._loaded,
+            stored=replace(self._stored),
+            loaded=replace(self._loaded),
             evicted=self._book.evicted,
             refused=self._refused,
             quarantined=self._quarantined,

@@ -218,6 +218,16 @@ def _broken() -> WrongContent:
     return WrongContent("the seal of a page is broken: other bytes, another header, or another key")
 
 
+def choose_seal(key_file: str | Path | None, encrypt: bool) -> Seal | None:
+    """What a user's settings ask for. Raises ConfigError for a key that can't be used, or that is missing."""
+    if key_file is None:
+        if encrypt:
+            raise ConfigError("pages are encrypted with a key: give key_file too")
+        return None
+    key = read_key(key_file)
+    return AesGcm(key) if encrypt else KeyedMac(key)
+
+
 # -- packings ------------------------------------------------------------------------------------------------------
 
 

@@ -150,6 +150,7 @@ class Demonstration:
             "faults": {kind.name.lower(): last.faults.get(kind, 0) for kind in FaultKind},
             "preemptions": last.preemptions,
             "reclaimed_blocks": last.reclaimed_blocks,
+            "tiers": {tier.name: {"pages": tier.pages, "hits": tier.hits} for tier in last.tiers},
         }
 
 

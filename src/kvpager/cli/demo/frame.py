@@ -11,6 +11,7 @@ from kvpager.memory.block import BlockState
 from kvpager.types import FaultKind
 
 if TYPE_CHECKING:
+    from kvpager.cache.statistics import CacheStatistics
     from kvpager.engine.engine import Engine
     from kvpager.engine.request import Request
 
@@ -37,6 +38,17 @@ class RequestView:
     limit: int
     prefix_tokens: int
     text: str
+
+
+@dataclass(frozen=True, slots=True)
+class TierView:
+    """A tier below the device: ``pages`` it has now, prompt tokens found there since the start (``hits``)."""
+
+    name: str
+    pages: int
+    held_bytes: int
+    hits: int
+    is_ok: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +82,8 @@ class Frame:
     waste_tokens: int
     cells: tuple[Cell, ...]
     requests: tuple[RequestView, ...]
+    moving_blocks: int = 0
+    tiers: tuple[TierView, ...] = ()
 
 
 def observe(engine: "Engine", requests: Sequence["Request"], expected: int, seconds: float) -> Frame:
@@ -98,6 +112,21 @@ def observe(engine: "Engine", requests: Sequence["Request"], expected: int, seco
         waste_tokens=cache_now.waste_tokens,
         cells=_cells(engine),
         requests=tuple(_view(request) for request in requests),
+        moving_blocks=cache_now.blocks.moving,
+        tiers=_tiers(cache_now),
+    )
+
+
+def _tiers(now: "CacheStatistics") -> tuple[TierView, ...]:
+    return tuple(
+        TierView(
+            tier.name,
+            tier.pages,
+            tier.usage.used_bytes,
+            now.prefix.by_tier.get(tier.usage.kind, 0),
+            tier.state == "ok",
+        )
+        for tier in now.tiers
     )
 
 

@@ -1,7 +1,8 @@
 """Draws a frame with rich: figures, the block map, and the latest text of some requests. Knows no engine.
 
 Each block is two columns wide: the letter of the request that maps it, on that request's colour; a digit where several
-sequences share it; shading where it is only kept to be found again; a dot where it is free.
+sequences share it; shading where it is only kept to be found again; a wave where it moves between tiers; a dot where it
+is free.
 """
 
 from collections.abc import Sequence
@@ -12,6 +13,7 @@ from rich.table import Table
 from rich.text import Text
 
 from kvpager.cli.demo.frame import Cell, Frame, RequestView
+from kvpager.config import format_size
 from kvpager.memory.block import BlockState
 from kvpager.types import FaultKind
 
@@ -96,6 +98,8 @@ def _cell(cell: Cell, plain: bool) -> tuple[str, str]:
         return (". " if plain else "· ", "grey42")
     if cell.state is BlockState.CACHED:
         return ("::" if plain else "▒▒", "grey50")
+    if cell.state is BlockState.MOVING:
+        return ("~ ", "grey70")
     if cell.mappings > 1:
         return (f"{min(cell.mappings, _MOST_SHARED)} ", "bold black on white")
     if cell.owner is None:
@@ -130,16 +134,21 @@ def _figures(frame: Frame) -> RenderableType:
     table.add_column(style="grey70")
     table.add_column()
     total = len(frame.cells)
-    free = total - frame.used_blocks - frame.cached_blocks
+    free = total - frame.used_blocks - frame.cached_blocks - frame.moving_blocks
+    moving = f" + {frame.moving_blocks} moving (~)" if frame.moving_blocks else ""
     share = frame.hit_tokens / frame.prompt_tokens if frame.prompt_tokens else 0.0
     faults = "   ".join(f"{name} {frame.faults.get(kind, 0)}" for kind, name in _FAULTS.items())
     table.add_row(
         " blocks",
-        f"{frame.used_blocks} used ({frame.shared_blocks} shared) + {frame.cached_blocks} cached + {free} free",
+        f"{frame.used_blocks} used ({frame.shared_blocks} shared) + {frame.cached_blocks} cached{moving} + {free} free",
     )
     table.add_row(" faults", faults)
     table.add_row(" prefix", f"{frame.hit_tokens:,} of {frame.prompt_tokens:,} prompt tokens found ({share:.0%})")
     table.add_row(" pressure", f"{frame.reclaimed_blocks} cached blocks reclaimed   {frame.preemptions} preemptions")
+    for tier in frame.tiers:
+        state = "" if tier.is_ok else "   failing"
+        held = f"{tier.pages:,} pages ({format_size(tier.held_bytes)})"
+        table.add_row(f" {tier.name}", f"{held}   {tier.hits:,} prompt tokens found there{state}")
     return table
 
 

@@ -12,6 +12,7 @@ from kvpager.checksum import checksum
 from kvpager.tiers.disk.contents import FoundSlab, scan
 from kvpager.tiers.disk.files import SystemFiles
 from kvpager.tiers.disk.folder import Folder, SlabName
+from kvpager.tiers.disk.session_files import session_names
 from kvpager.tiers.disk.slab import Slab, open_slab
 
 
@@ -58,13 +59,13 @@ def verify(path: str) -> FolderReport:
 
 
 def clear(path: str) -> FolderReport:
-    """Removes every slab; says what was there. Raises ConfigError while a process writes to the folder."""
+    """Removes slabs and sessions; says what was there. Raises ConfigError while a process writes to the folder."""
     report = describe(path)
     folder = Folder(SystemFiles(), path, 0, read_only=False, allow_shared=True)
     folder.enter()
     try:
-        for name in folder.slab_names():
-            folder.files.unlink(folder.fd, str(name))
+        for name in (*map(str, folder.slab_names()), *session_names(folder.files.names(folder.fd))):
+            folder.files.unlink(folder.fd, name)
         folder.files.sync_folder(folder.fd)
     finally:
         folder.leave()

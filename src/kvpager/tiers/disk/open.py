@@ -5,10 +5,10 @@ from collections.abc import Callable
 
 from kvpager.config import parse_size
 from kvpager.config.tiers import DiskTier
-from kvpager.errors import ConfigError
 from kvpager.eviction.policy import EvictionPolicy
+from kvpager.tiers.disk.session_files import SessionFiles
 from kvpager.tiers.disk.store import DiskStore
-from kvpager.tiers.sealing import AesGcm, KeyedMac, Seal, Zstd, read_key
+from kvpager.tiers.sealing import Zstd, choose_seal
 from kvpager.types import Clock
 
 
@@ -27,15 +27,16 @@ def open_disk(
         read_only=options.read_only,
         direct=options.direct,
         allow_shared=options.allow_shared,
-        seal=_seal(options),
+        seal=choose_seal(options.key_file, options.encrypt),
         packing=Zstd() if options.compress else None,
     )
 
 
-def _seal(options: DiskTier) -> Seal | None:
-    if options.key_file is None:
-        if options.encrypt:
-            raise ConfigError("a disk tier encrypts with a key: give key_file too")
-        return None
-    key = read_key(options.key_file)
-    return AesGcm(key) if options.encrypt else KeyedMac(key)
+def open_sessions(options: DiskTier) -> SessionFiles:
+    """The named sessions in the tier's folder."""
+    return SessionFiles(
+        os.fspath(options.folder),
+        choose_seal(options.key_file, options.encrypt),
+        read_only=options.read_only,
+        allow_shared=options.allow_shared,
+    )

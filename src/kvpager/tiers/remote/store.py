@@ -11,7 +11,7 @@ tell.
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import count
 from queue import Empty, SimpleQueue
 
@@ -331,8 +331,8 @@ class RemoteStore:
             state=self._state(),
             usage=self.usage(),
             pages=self._verdicts.num_there,
-            stored=self._stored,
-            loaded=self._loaded,
+            stored=replace(self._stored),
+            loaded=replace(self._loaded),
             refused=self._refused,
             quarantined=self._quarantined,
             failures=dict(self._failures),
