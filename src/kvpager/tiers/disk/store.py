@@ -87,6 +87,7 @@ class DiskStore:
         self._failures: Counter[str] = Counter()
         self._refused = self._quarantined = 0
         self._lost: list[Slab] = []  # open until nothing moves
+        self._doomed: set[int] = set()  # slots to be emptied as soon as nobody reads them
         self._open()
 
     # -- opening ------------------------------------------------------------------------------------------------
@@ -239,6 +240,9 @@ class DiskStore:
             elif place_of(slot).was_tried:
                 self._health.failed(str(error))
         self._book.complete_load(slot.index)
+        if slot.index in self._doomed and not self._book.is_read(slot.index):
+            self._doomed.remove(slot.index)
+            self._make_stale([slot.index])
 
     # -- the rest of the books ----------------------------------------------------------------------------------
 
@@ -259,7 +263,9 @@ class DiskStore:
             return
         for slot in slots:
             extent = self._extents.of(slot)
-            if extent.slab is not None:
+            if self._book.is_read(slot):
+                self._doomed.add(slot)
+            elif extent.slab is not None:
                 self._worker.stale.add((extent.slab, slot - extent.first))
 
     def tick(self) -> None:
