@@ -1,14 +1,16 @@
 """Workers, books and a reader of the same folder at the same time: nobody ever gets a byte of another page."""
 
+from collections.abc import Callable
 from pathlib import Path
 from queue import SimpleQueue
-from threading import Thread
+from threading import Event, Thread
 
 import numpy as np
 
 from kvpager.errors import TierError
 from kvpager.tiers.disk.store import DiskStore
 from kvpager.tiers.tier import Slot
+from tests.tiers.disk.faulty_files import FaultyFiles
 from tests.tiers.disk.pages import content, found, get, key, open_store, prepare, put
 
 
@@ -99,3 +101,32 @@ def _complete(
             assert (page == content(of[slot.key])).all()
             store.complete_load(slot, None)
     return len(slots) if what == "load" else 0
+
+
+def test_a_header_that_is_being_emptied_does_not_take_the_next_page_with_it(fast_folder: Path) -> None:
+    """A worker is about to empty a slot when the books give it out again; who writes it then has to wait."""
+    is_emptying, may_go_on = Event(), Event()
+
+    def hang(call: Callable[..., int], arguments: tuple[object, ...]) -> int:
+        is_emptying.set()
+        may_go_on.wait()
+        return call(*arguments)
+
+    files = FaultyFiles()
+    store = open_store(fast_folder, files=files)
+    put(store, 1)
+    store.forget([key(1)])
+    files.fail(hang, {"pwritev"}, times=1)
+    emptying = Thread(target=store._worker.empty_stale)
+    emptying.start()
+    is_emptying.wait()
+    slots = prepare(store, [2])
+    assert slots[0].index == 0
+    writing = Thread(target=store.write, args=(slots, [content(2)]))
+    writing.start()
+    writing.join(0.2)  # long enough to write, if it did not wait; nothing depends on it when it does
+    may_go_on.set()
+    writing.join()
+    emptying.join()
+    store.complete_store(slots[0], None)
+    assert found(store, [2]) == [2]
