@@ -74,7 +74,7 @@ def test_the_choice_is_the_best_of_all() -> None:
 
         def total(count: int) -> float:
             load = 0.0
-            for tier, (latency, speed) in ((HOST, host), (DISK, disk)):
+            for tier, (latency, speed) in ((HOST, host), (DISK, disk)):  # noqa: B023
                 blocks = sum(offer.blocks[tier] for offer in found[:count])  # noqa: B023
                 load = max(load, latency + blocks * BLOCK / speed if blocks else 0.0)
             return load + (len(found) - count) * PAGE / prefill  # noqa: B023

@@ -1,4 +1,4 @@
-"""Pages come up before their requests start: who waits for what, and what becomes of loads that fail, hang or end early.
+"""Pages come up before their requests start: who waits for what, and what becomes of loads that fail, hang or are cut.
 
 Transfers run when the test says so, and time is counted in passes of the engine.
 """
@@ -143,7 +143,7 @@ def test_an_engine_that_can_do_nothing_but_load_waits_instead_of_spinning(prompt
 
 
 def test_a_prompt_is_looked_for_once_and_not_in_every_pass(prompts: list[list[int]]) -> None:
-    with below(num_blocks=40, max_running=1) as (engine, switch, _):
+    with below(num_blocks=40, max_running=1) as (engine, _, _):
         store(engine, prompts[:4])
         looked: list[int] = []
 
@@ -273,7 +273,6 @@ def test_a_tier_that_hangs_costs_its_deadline_and_never_a_wrong_block(prompts: l
         assert [done.prefix_tokens for done in first_choices(requests)[::2]] == [0] * 10
         assert engine.cache.statistics().migration.late > 0
         assert block_counts(engine).moving > 0  # what hangs still holds its blocks
-        assert not any(tier.contains(key) for tier in engine.cache.lower.migration.tiers for key in [bytes(32)])
         switch.is_held = False  # the answers come after all, into blocks that nobody else got
         assert answers(engine, mixed, GREEDY) == [ref(prompt, NEW) for prompt in mixed]
 
