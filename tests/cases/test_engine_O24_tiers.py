@@ -61,7 +61,7 @@ WAYS = {
 
 
 def open_engine(path: Way, folder: Path, deterministic: bool, mover: bool = True) -> Engine:
-    tiers = {"host": HostTier(pages=500), "small host": HostTier(pages=20), "disk": DiskTier(folder / "kv", "64 MiB")}
+    tiers = {"host": HostTier(pages=500), "small host": HostTier(pages=20), "disk": DiskTier(folder, "64 MiB")}
     engine = Engine(
         tiny_model(),
         page_size=16,
@@ -135,7 +135,7 @@ def test_in_deterministic_mode_logits_keys_and_values_are_bit_equal_on_every_pat
     some = prompts[:4]
     alone = run_path(some, WAYS["cold"], tmp_path, deterministic=True)
     for name in ("host hit, through", "small host over disk", "preempted, back", "tiny pool, back"):
-        found = run_path(some, WAYS[name], tmp_path / name, deterministic=True)
+        found = run_path(some, WAYS[name], tmp_path / name.replace(" ", "-"), deterministic=True)
         for at, (here, there) in enumerate(zip(found, alone, strict=True)):
             where = f"{name}, prompt {at}"
             assert len(here[0]) == NEW, where

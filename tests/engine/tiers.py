@@ -8,14 +8,15 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from kvpager.assemble import _put_below
+from kvpager.cache.lower_pages import LowerPages
 from kvpager.engine import Engine, TokenEvent
 from kvpager.engine.load_or_compute import Choice, LoadOrCompute, Offer, Reason
 from kvpager.errors import TierError
 from kvpager.eviction.lru import LRU
+from kvpager.tiers.device_pages import DevicePages
 from kvpager.tiers.health import Health
 from kvpager.tiers.host import HostStore
-from kvpager.tiers.migration import WriteBack
+from kvpager.tiers.migration import Migration, WriteBack
 from kvpager.tiers.mover import Job, Mover, run_job
 from kvpager.tiers.tier import LowerTier, Slot
 from kvpager.types import ContentKey
@@ -125,15 +126,18 @@ def put_below(
     always_load: bool = True,
 ) -> None:
     """Puts tiers below an engine that was opened without any."""
-    _put_below(
-        engine.cache,
+    lower: LowerPages
+    migration = Migration(
+        DevicePages(engine.cache.pool, lambda blocks: lower.taken(blocks), lambda *settled: lower.settled(*settled)),
         list(stores),
         mover or StepMover(),
         clock or VirtualClock(),
-        WriteBack(write_back),
-        max_moving_pages * engine.layout.block_stride,
-        load_deadline,
+        write_back=WriteBack(write_back),
+        max_moving_bytes=max_moving_pages * engine.layout.block_stride,
+        load_deadline=load_deadline,
     )
+    engine.cache.lower = lower = LowerPages(engine.cache, migration)
+    engine.cache._reclaimer.below = lower
     if always_load:
         engine.loading.model = AlwaysLoad(engine.layout.page_size, engine.layout.block_stride)
 
