@@ -48,11 +48,15 @@ class StepMover:
         self._jobs.append((lane, job))
 
     def collect(self, timeout: float = 0.0) -> list[Job]:
-        ready = [each for each in self._jobs if not self.holds(each[0])]
-        self._jobs = deque(each for each in self._jobs if self.holds(each[0]))
-        for _, job in ready:
-            run_job(job)
-        return [job for _, job in ready]
+        ready: list[Job] = []
+        for _ in range(len(self._jobs)):
+            lane, job = self._jobs.popleft()
+            if self.holds(lane):
+                self._jobs.append((lane, job))
+            else:
+                run_job(job)
+                ready.append(job)
+        return ready
 
     def close(self, timeout: float) -> None:
         pass
