@@ -31,7 +31,6 @@ from kvpager.tiers.mover import Mover, ThreadMover
 from kvpager.tiers.quantized_pages import QuantizedPages
 from kvpager.tiers.remote.open import open_remote
 from kvpager.tiers.row_access import RowAccess, Rows
-from kvpager.tiers.sealing import Zstd, choose_seal
 from kvpager.tiers.tier import LowerTier
 from kvpager.types import Clock
 
@@ -199,14 +198,7 @@ def _open_tier(options: TierOptions, above: _Above) -> LowerTier:
         return HostStore(page_bytes, slots, LRU(slots), above.pinning)
     if isinstance(options, DiskTier):
         return open_disk(options, above.page_bytes, above.identity, LRU, above.clock)
-    return open_remote(
-        options,
-        above.page_bytes,
-        above.identity,
-        above.clock,
-        packing=Zstd() if options.compress else None,
-        seal=choose_seal(options.key_file, options.encrypt),
-    )
+    return open_remote(options, above.page_bytes, above.identity, above.clock)
 
 
 def _moving_bytes(limit: int | str, num_blocks: int, page_bytes: int) -> int:

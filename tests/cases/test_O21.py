@@ -1,6 +1,7 @@
 """O-21: a remote tier that is slow, silent or lying."""
 
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 import redis
@@ -43,8 +44,8 @@ class Remote:
         self.deadline = 20.0
         monkeypatch.setattr(assemble, "_open_tier", self._open_tier)
 
-    def _open_tier(self, options: RemoteTier, page_bytes: int, *others: object) -> RemoteStore:
-        self.store = make_store(RedisStore(options.url), self.clock, page_bytes, deadline=self.deadline)
+    def _open_tier(self, options: RemoteTier, above: Any) -> RemoteStore:
+        self.store = make_store(RedisStore(options.url), self.clock, above.page_bytes, deadline=self.deadline)
         return self.store
 
     def open(self) -> PagedCache:
@@ -54,6 +55,7 @@ class Remote:
             num_blocks=64,
             tiers=[RemoteTier(f"redis://127.0.0.1:{self.proxy.port}/0")],
             load_deadline=self.deadline,
+            fingerprint=b"the weights",
             debug=True,
         )
 

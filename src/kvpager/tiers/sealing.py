@@ -50,6 +50,11 @@ class Seal(Protocol):
     nonce_bytes: int
     tag_bytes: int
 
+    @property
+    def key_name(self) -> bytes:
+        """32 bytes that tell its key from others."""
+        ...
+
     def payload_bytes(self, page_bytes: int) -> int:
         """Length of the payload of a page."""
         ...
@@ -88,6 +93,11 @@ class Key:
     """32 secret bytes, which don't show when it is printed."""
 
     secret: bytes = field(repr=False)
+
+    @property
+    def name(self) -> bytes:
+        """32 bytes that tell keys apart and say nothing of them."""
+        return hashlib.blake2b(b"kvpager.key-name", key=self.secret, digest_size=32).digest()
 
     def __post_init__(self) -> None:
         if len(self.secret) != KEY_BYTES:
@@ -141,6 +151,10 @@ class KeyedMac:
     def __init__(self, key: Key) -> None:
         self._key = key
 
+    @property
+    def key_name(self) -> bytes:
+        return self._key.name
+
     def payload_bytes(self, page_bytes: int) -> int:
         return page_bytes
 
@@ -178,10 +192,15 @@ class AesGcm:
             from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
         except ImportError as error:
             raise MissingExtra("cryptography", "encryption", "encryption of pages") from error
+        self._key = key
         self._cipher: Callable[[Any], Any] = lambda mode: Cipher(algorithms.AES(key.secret), mode)
         self._mode = modes.GCM
         self._invalid_tag = InvalidTag
         self._random = random
+
+    @property
+    def key_name(self) -> bytes:
+        return self._key.name
 
     def payload_bytes(self, page_bytes: int) -> int:
         return page_bytes
@@ -226,6 +245,11 @@ def choose_seal(key_file: str | Path | None, encrypt: bool) -> Seal | None:
         return None
     key = read_key(key_file)
     return AesGcm(key) if encrypt else KeyedMac(key)
+
+
+def sealed_identity(identity: bytes, seal: Seal | None) -> bytes:
+    """The identity of pages under a seal. With another key they are another's: neither used nor called damaged."""
+    return identity if seal is None else hashlib.sha256(identity + seal.name.encode() + seal.key_name).digest()
 
 
 # -- packings ------------------------------------------------------------------------------------------------------

@@ -167,7 +167,10 @@ def test_another_identity_in_the_same_slab(fast_folder: Path) -> None:
     other.check()
     other.close()
     store = open_store(fast_folder)
-    assert found(store, [1, 2, 3]) == [1]
+    assert found(store, [1, 2, 3]) == [1, 2]
+    store.close()
+    other = open_store(fast_folder, identity=bytes(32))
+    assert found(other, [1, 2, 3]) == [2, 3]
 
 
 def test_a_slab_of_a_later_version_is_left_alone(fast_folder: Path) -> None:

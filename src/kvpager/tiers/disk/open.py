@@ -8,7 +8,7 @@ from kvpager.config.tiers import DiskTier
 from kvpager.eviction.policy import EvictionPolicy
 from kvpager.tiers.disk.session_files import SessionFiles
 from kvpager.tiers.disk.store import DiskStore
-from kvpager.tiers.sealing import Zstd, choose_seal
+from kvpager.tiers.sealing import Zstd, choose_seal, sealed_identity
 from kvpager.types import Clock
 
 
@@ -17,17 +17,18 @@ def open_disk(
 ) -> DiskStore:
     """``identity``: 32 bytes, digest of the model and the layout. Raises ConfigError for a folder that can't or must
     not be used, MissingExtra where a package is not installed."""
+    seal = choose_seal(options.key_file, options.encrypt)
     return DiskStore(
         os.fspath(options.folder),
         page_bytes,
         parse_size(options.capacity),
         make_policy,
-        identity=identity,
+        identity=sealed_identity(identity, seal),
         clock=clock,
         read_only=options.read_only,
         direct=options.direct,
         allow_shared=options.allow_shared,
-        seal=choose_seal(options.key_file, options.encrypt),
+        seal=seal,
         packing=Zstd() if options.compress else None,
     )
 

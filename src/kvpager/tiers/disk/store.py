@@ -8,6 +8,7 @@ Opening, ``refresh``, ``sync``, ``check`` and ``close`` read or write files; not
 
 from collections import Counter
 from collections.abc import Callable, Sequence
+from hashlib import sha256
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -119,7 +120,6 @@ class DiskStore:
             self._extents.plan(room, self._folder.capacity, self._transfers.slot_bytes)
         self._book = SlotBook(0, self._make_policy(0))
         self._book.grow(self._extents.num_slots)
-        self._strangers: set[ContentKey] = set()  # pages of another identity: they keep their slots, nobody gets them
         self._adopt_pages(contents.slabs, firsts)
         self._quarantined += contents.quarantined
         self._failures.update(contents.failures)
@@ -130,22 +130,23 @@ class DiskStore:
                 self._worker.stale.update((found.slab, slot) for slot in found.damaged.tolist())
 
     def _adopt_pages(self, slabs: list[FoundSlab], firsts: list[int]) -> None:
-        """The first generations are the first to go. Of two entries with one key the newer counts."""
+        """The first generations are the first to go. Of two entries with one key the newer counts.
+
+        Pages of another identity keep their slots under names that nobody asks for.
+        """
         keys = [keys_of(found, "key") for found in slabs]
         parents = [keys_of(found, "parent") for found in slabs]
         identities = [keys_of(found, "identity") for found in slabs]
         places = [(first + found.slots).tolist() for first, found in zip(firsts, slabs, strict=True)]
         pages: dict[ContentKey, tuple[int, Page]] = {}
         for number, at in by_age(slabs):
-            key = keys[number][at]
+            key, parent, identity = keys[number][at], parents[number][at], identities[number][at]
+            if identity != self._identity:
+                key, parent = _stranger(identity, key), _stranger(identity, parent)
             older = pages.pop(key, None)  # taken out, so that the order is that of the newer
             if older is not None:
                 self._make_stale([older[0]])
-            pages[key] = (places[number][at], Page(key, parents[number][at]))
-            if identities[number][at] != self._identity:
-                self._strangers.add(key)
-            else:
-                self._strangers.discard(key)
+            pages[key] = (places[number][at], Page(key, parent))
         self._book.adopt_all([slot for slot, _ in pages.values()], [page for _, page in pages.values()])
         self._transfers.start_after(max((found.newest for found in slabs), default=-1))
 
@@ -153,7 +154,7 @@ class DiskStore:
 
     def contains(self, key: ContentKey) -> bool | None:
         """While the disk fails, nothing: whoever asks looks further down, or computes."""
-        return self._book.contains(key) and key not in self._strangers and not self._health.is_open
+        return self._book.contains(key) and not self._health.is_open
 
     def probe(self, keys: Sequence[ContentKey]) -> list[bool]:
         return [bool(self.contains(key)) for key in keys]
@@ -170,9 +171,6 @@ class DiskStore:
     # -- stores -------------------------------------------------------------------------------------------------
 
     def prepare_store(self, page: Page) -> Slot | None:
-        if page.key in self._strangers:
-            self.forget([page.key])
-            self._strangers.discard(page.key)
         if self._book.is_known(page.key):
             return None
         index = self._book.prepare_store(page) if self._takes_writes() else None
@@ -372,3 +370,7 @@ class DiskStore:
         for slab in self._lost:
             slab.close()
         self._folder.leave()
+
+
+def _stranger(identity: ContentKey, key: ContentKey) -> ContentKey:
+    return ContentKey(sha256(identity + key).digest())

@@ -14,7 +14,7 @@ from kvpager.tiers.remote.retry import Retry
 from kvpager.tiers.remote.shown_url import shown_url
 from kvpager.tiers.remote.store import RemoteStore
 from kvpager.tiers.remote.verdicts import Verdicts
-from kvpager.tiers.sealing import Packing, Seal
+from kvpager.tiers.sealing import Zstd, choose_seal, sealed_identity
 from kvpager.types import Clock
 
 _REDIS = ("redis", "rediss")
@@ -30,16 +30,15 @@ def open_remote(
     page_bytes: int,
     identity: bytes,
     clock: Clock = time.monotonic,
-    *,
-    packing: Packing | None = None,
-    seal: Seal | None = None,
 ) -> RemoteStore:
     """``identity``: 32 bytes, digest of whatever the bytes of a page depend on beside its key. Raises ConfigError for
     options that make no sense, MissingExtra where a package is not installed. Asks the store nothing yet."""
     _check(options)
+    seal = choose_seal(options.key_file, options.encrypt)
+    packing = Zstd() if options.compress else None
     return RemoteStore(
         _objects(options),
-        ObjectFormat(page_bytes, identity, packing, seal),
+        ObjectFormat(page_bytes, sealed_identity(identity, seal), packing, seal),
         clock,
         Retry(clock, time.sleep, random.Random().random, tries=options.tries),
         Health(clock),
