@@ -24,7 +24,7 @@ venv: $(INSTALLED) ## make the virtual environment, or bring it up to date
 $(INSTALLED): pyproject.toml constraints.txt $(wildcard csrc/* csrc/*/*)
 	test -x $(RUN)/python || $(PYTHON) -m venv $(VENV)
 	$(RUN)/python -m pip install --quiet -c constraints.txt "$(TORCH)" scikit-build-core nanobind cmake ninja
-	$(RUN)/python -m pip install --quiet -c constraints.txt --no-build-isolation -e '.[hf,cli,encryption,zstd,remote,dev]'
+	$(RUN)/python -m pip install --quiet -c constraints.txt --no-build-isolation -e '.[all,dev]'
 	@$(RUN)/python -c "from kvpager import native; print('native kernels:', native.why_not() or native.module().isa())"
 	touch $@
 

@@ -134,23 +134,24 @@ def open_cache(
             pinning=Pinning(pin_memory, unpin_memory) if device.startswith("cuda") else None,
             clock=clock,
         )
-        most = _moving_bytes(max_moving, cache, above.page_bytes)
-        _put_below(cache, _open_tiers(tiers, above), mover, clock, when, most, load_deadline, codec)
+        most = _moving_bytes(max_moving, blocks, above.page_bytes)
+        stores = _open_tiers(tiers, above)
+        put_below(cache, stores, mover or ThreadMover(_lanes(stores)), clock, when, most, load_deadline, codec)
         cache.sessions = next((open_sessions(each) for each in tiers if isinstance(each, DiskTier)), None)
     return cache
 
 
-def _put_below(
+def put_below(
     cache: PagedCache,
-    stores: list[LowerTier],
-    mover: Mover | None,
+    stores: Sequence[LowerTier],
+    mover: Mover,
     clock: Clock,
     write_back: WriteBack,
     max_moving_bytes: int,
     load_deadline: float | None,
     codec: PageCodec | None = None,
 ) -> None:
-    """Ties the tiers to the cache above them."""
+    """Ties opened tiers to the cache above them."""
     lower: LowerPages
 
     def taken(blocks: np.ndarray) -> None:
@@ -162,7 +163,7 @@ def _put_below(
     migration = Migration(
         DevicePages(cache.pool, taken, settled, codec),
         stores,
-        mover or ThreadMover(_lanes(stores)),
+        mover,
         clock,
         write_back=write_back,
         max_moving_bytes=max_moving_bytes,
@@ -208,9 +209,9 @@ def _open_tier(options: TierOptions, above: _Above) -> LowerTier:
     )
 
 
-def _moving_bytes(limit: int | str, cache: PagedCache, page_bytes: int) -> int:
+def _moving_bytes(limit: int | str, num_blocks: int, page_bytes: int) -> int:
     """At most an eighth of the pool, since what moves can't be reclaimed."""
-    return min(parse_size(limit), max(1, cache.pool.num_blocks // 8) * page_bytes)
+    return min(parse_size(limit), max(1, num_blocks // 8) * page_bytes)
 
 
 def _write_back(name: str) -> WriteBack:

@@ -9,6 +9,7 @@ from kvpager.engine.sampling import SampledToken, SamplerRow, TokenCounts
 from kvpager.engine.sampling_params import Sampling
 from kvpager.errors import InvariantError
 from kvpager.prefix.hashing import Scope
+from kvpager.types import TierKind
 
 LEGAL = {
     ("waiting", "running"),
@@ -69,12 +70,14 @@ def test_a_completion_tells_what_has_come_of_each_choice() -> None:
     request = request_of([1, 2, 3], n=2, index=5)
     first, second = request.branches
     first.output, first.text, first.logprobs = [8, 9], ["a", "", "b"], [SampledToken(8, -1.0), SampledToken(9, -2.0)]
-    first.prefix_tokens, first.preemptions, first.finish_reason = 2, 3, FinishReason.STOP
+    first.prefix_by_tier = {TierKind.DEVICE: 1, TierKind.DISK: 1}
+    first.preemptions, first.finish_reason = 3, FinishReason.STOP
     second.finish_reason, second.error = FinishReason.ERROR, "it broke"
     done = completion(first)
     assert (done.request_id, done.index, done.choice) == (7, 5, 0)
     assert (done.text, done.token_ids, done.finish_reason) == ("ab", (8, 9), FinishReason.STOP)
     assert (done.prompt_tokens, done.prefix_tokens, done.preemptions, done.error) == (3, 2, 3, "")
+    assert done.prefix_by_tier == {TierKind.DEVICE: 1, TierKind.DISK: 1}
     assert done.logprobs == (SampledToken(8, -1.0), SampledToken(9, -2.0))
     failed = completion(second)
     assert (failed.choice, failed.error, failed.token_ids, failed.prefix_tokens) == (1, "it broke", (), 0)

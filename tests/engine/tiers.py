@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from kvpager.assemble import _put_below
+from kvpager import assemble
 from kvpager.engine import Engine, TokenEvent
 from kvpager.engine.load_or_compute import Choice, LoadOrCompute, Offer, Reason
 from kvpager.errors import TierError
@@ -48,11 +48,15 @@ class StepMover:
         self._jobs.append((lane, job))
 
     def collect(self, timeout: float = 0.0) -> list[Job]:
-        ready = [each for each in self._jobs if not self.holds(each[0])]
-        self._jobs = deque(each for each in self._jobs if self.holds(each[0]))
-        for _, job in ready:
-            run_job(job)
-        return [job for _, job in ready]
+        ready: list[Job] = []
+        for _ in range(len(self._jobs)):
+            lane, job = self._jobs.popleft()
+            if self.holds(lane):
+                self._jobs.append((lane, job))
+            else:
+                run_job(job)
+                ready.append(job)
+        return ready
 
     def close(self, timeout: float) -> None:
         pass
@@ -121,7 +125,7 @@ def put_below(
     always_load: bool = True,
 ) -> None:
     """Puts tiers below an engine that was opened without any."""
-    _put_below(
+    assemble.put_below(
         engine.cache,
         list(stores),
         mover or StepMover(),

@@ -42,7 +42,8 @@ class PageStamps:
             scales = [layout.scale_offset(group, *row) // 4 for row in rows] if layout.is_quantized else []
             self._scales.append(np.array(scales, np.int64))
         most = max(words.shape[1] for words in self._words)
-        self._factors = np.arange(1, 2 * most, 2, dtype=np.uint64) * np.uint64(_FACTOR)
+        odd = np.arange(1, 2 * most * layout.num_groups, 2, dtype=np.uint64) * np.uint64(_FACTOR)
+        self._factors = odd.reshape(layout.num_groups, most)
 
     def write(self, blocks: np.ndarray, group: int, ids: np.ndarray, slots: np.ndarray, numbers: list[int]) -> None:
         """Rows of positions in ascending order, position i in slot ``slots[i]`` of block ``ids[i]``."""
@@ -69,8 +70,8 @@ class PageStamps:
         return np.concatenate([words, blocks.view(np.uint32)[ids][:, scales]], axis=1) if len(scales) else words
 
     def _rows(self, group: int, numbers: list[int]) -> np.ndarray:
-        return np.array(numbers, np.uint64)[:, None] * self._factors[: self._words[group].shape[1]]
+        return np.array(numbers, np.uint64)[:, None] * self._factors[group, : self._words[group].shape[1]]
 
     def _scale_values(self, group: int, numbers: list[int]) -> np.ndarray:
-        wide = np.array(numbers, np.uint64)[:, None] * self._factors[: len(self._scales[group])]
+        wide = np.array(numbers, np.uint64)[:, None] * self._factors[group, : len(self._scales[group])]
         return (wide >> np.uint64(32)).astype(np.uint32)

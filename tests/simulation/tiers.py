@@ -23,6 +23,7 @@ class Stored:
     page: Page
     bytes: np.ndarray
     checksum: int = 0
+    is_rotten: bool = False
 
 
 @dataclass
@@ -131,6 +132,7 @@ class SimulatedDisk:
 
     def _rot(self, stored: Stored) -> None:
         self.happened["rotten"] += 1
+        stored.is_rotten = True
         at = self._random.randrange(self.page_bytes)
         stored.bytes = stored.bytes.copy()
         stored.bytes[at] ^= 1 << self._random.randrange(8)

@@ -32,7 +32,7 @@ from tests.simulation.tiers import Media, SimulatedDisk, SimulatedRemote, Weathe
 SECONDS = 60.0
 _LAYOUTS = {
     "full": (None,),
-    "two full groups": (None, None, None),
+    "two full groups": (None, None, 5),
     "window": (5,),
     "full and window": (None, 5),
     "two windows": (3, 9),
@@ -42,23 +42,25 @@ _HEAD_DIM = {"float32": 2, "bfloat16": 4, "float16": 4, "int8": 8, "float8_e4m3"
 _TIERS = [("host",), ("disk",), ("remote",), ("host", "disk"), ("host", "remote"), ("disk", "remote")]
 _TIERS += [("host", "disk", "remote")] * 2
 _OPERATIONS = {
-    "open_sequence": 14,
-    "promote": 7,
-    "arrive": 7,
-    "append": 5,
-    "open_step": 4,
-    "leave_step": 5,
+    "serve": 12,
+    "open_sequence": 6,
+    "promote": 8,
+    "arrive": 6,
+    "append": 4,
+    "open_step": 3,
+    "leave_step": 4,
     "fork": 2,
     "truncate": 2,
-    "free": 9,
-    "reclaim": 3,
+    "free": 5,
+    "reclaim": 4,
     "idle": 3,
     "change_weather": 3,
+    "rewrite": 1,
     "rot_in_host": 1,
     "lose_in_remote": 1,
     "forget": 1,
     "clear_prefix": 0.3,
-    "set_fingerprint": 0.3,
+    "set_fingerprint": 1,
     "resize": 1,
     "reopen": 0.5,
     "crash": 0.3,
@@ -96,7 +98,7 @@ class Options:
             write_back=choose([each.value for each in WriteBack]),
             watermarks=choose([None, Watermarks(1, 4, 8), Watermarks(2, 8, 12)]),
             num_blocks=groups * generator.randint(14, 24),
-            host_pages=groups * generator.randint(4, 48),
+            host_pages=groups * choose([3, 6, 12, 48]),
             disk_pages=groups * generator.randint(8, 64),
             max_moving=choose([1, 3, 8, 1000]),
             load_deadline=choose([0.3, 2.0, 10.0]),
@@ -114,6 +116,7 @@ class Model:
     """``numbers``: of the positions whose rows are written (stamps.py). ``root``: what its keys descend from."""
 
     seq: Sequence
+    weights: int
     seed: int
     root: ContentKey
     numbers: list[int]
@@ -144,13 +147,15 @@ class Truth:
         self.keys: set[ContentKey] = set()  # of pages; those below are of blocks
         self.pages: dict[tuple[ContentKey, int], np.ndarray] = {}
         self.names: dict[ContentKey, tuple[ContentKey, int]] = {}  # block key -> page key and group
+        self.weights: dict[ContentKey, int] = {}  # with which version of them a page was computed
 
-    def learn(self, root: ContentKey, tokens: "array[int]", numbers: list[int]) -> None:
+    def learn(self, root: ContentKey, weights: int, tokens: "array[int]", numbers: list[int]) -> None:
         key, size = root, self._stamps.layout.page_size
         for at in range(0, len(numbers) // size * size, size):
             key = page_key(key, tokens[at : at + size].tobytes(), b"")
             if key not in self.keys:
                 self.keys.add(key)
+                self.weights[key] = weights
                 for group in range(self._stamps.layout.num_groups):
                     self.pages[key, group] = self._stamps.page(group, numbers[at : at + size])
                     self.names[block_key(key, group)] = key, group
@@ -180,7 +185,7 @@ class World:
         self.num_operations = 0
         self.operation = "open"
         self._weights = 0  # version of the model's weights
-        self._documents = [[self._random.randint(1, 2) for _ in range(40)] for _ in range(8)]
+        self._documents = [[self._random.randint(1, 2) for _ in range(40)] for _ in range(5)]
         self._media = {"disk": Media(self.options.disk_pages), "remote": Media(1 << 30)}
         self._is_calm = False
         self._open()
@@ -214,7 +219,7 @@ class World:
             clock=self.clock,
         )
         write_back = WriteBack(options.write_back)
-        assemble._put_below(
+        assemble.put_below(
             self.cache, self.tiers, mover, self.clock, write_back, options.max_moving * stride, options.load_deadline
         )
         assert self.cache.lower is not None
@@ -256,7 +261,7 @@ class World:
             self.num_operations += 1
             if self.num_operations % self._check_every == 0:
                 self.check()
-            self.clock.advance(self._random.expovariate(1.0))
+            self.clock.advance(self._random.expovariate(0.8))
             self.mover.run_due()
         self.finish()
 
@@ -298,7 +303,7 @@ class World:
     def _tokens(self) -> list[int]:
         """A document's head, mostly, and something new behind it."""
         document = self._random.choice(self._documents)
-        head = document[: self._random.randint(0, 6 * self.layout.page_size)]
+        head = document[: self._random.randint(0, 9 * self.layout.page_size)]
         return head + self._few_tokens()
 
     def _few_tokens(self) -> list[int]:
@@ -313,25 +318,36 @@ class World:
     def _idle(self) -> list[Model]:
         return [model for model in self.models if model.step is None]
 
-    def _add(self, seq: Sequence) -> None:
+    def _add(self, seq: Sequence) -> Model:
         assert seq.tokens is not None
         seed = chain(self._weights, list(seq.scope.salt.encode()))[-1] if seq.scope.salt else self._weights
         root = root_key(str(self._weights).encode(), self.layout.describe(), seq.scope)
-        self.models.append(Model(seq, seed, root, chain(seed, seq.tokens[: seq.prefix_tokens])))
+        model = Model(seq, self._weights, seed, root, chain(seed, seq.tokens[: seq.prefix_tokens]))
+        self.models.append(model)
         assert seq.prefix_tokens < len(seq.tokens)
         assert sum(seq.prefix_by_tier.values()) == seq.prefix_tokens
         for tier, tokens in seq.prefix_by_tier.items():
             self.happened[f"hit {tier.name}"] += tokens > 0
+        return model
 
     # -- operations ---------------------------------------------------------------------------------------------
 
-    def open_sequence(self) -> None:
+    def open_sequence(self) -> Model:
         """Waits for what the tiers have."""
-        if len(self.models) >= 4:
+        if len(self.models) >= 3:
             self.free()
-        self._add(self.cache.sequence(self._tokens(), scope=self._scope()))
-        if self._random.random() < 0.9:
-            self._open_step([self.models[-1]])
+        model = self._add(self.cache.sequence(self._tokens(), scope=self._scope()))
+        if self._random.random() < 0.95:
+            self._open_step([model])
+        return model
+
+    def serve(self) -> None:
+        """A request from its beginning to its end."""
+        model = self.open_sequence()
+        if model.step is not None:
+            self._leave(model.step, has_succeeded=True)
+        if model in self.models:
+            self._free(model)
 
     def promote(self) -> None:
         """Begins to bring up what the tiers have, and asks those that have to be asked."""
@@ -352,13 +368,13 @@ class World:
         """A prompt that waited becomes a sequence; its pages are there by now, or they are not."""
         if not self.waiting:
             return
-        if len(self.models) >= 4:
+        if len(self.models) >= 3:
             self.free()
         prompt = self.waiting.pop(self._random.randrange(len(self.waiting)))
         if prompt.promotion is not None:
             self.happened["arrived late" if prompt.promotion.is_late else "arrived"] += prompt.promotion.is_over
         before = self.clock.now
-        options = {} if prompt.promotion is None else {"promotion": prompt.promotion}
+        options = {} if prompt.promotion is None else {"came_up": prompt.promotion.page_tier}
         self._add(self.cache.sequence(prompt.tokens, scope=prompt.scope, **options))
         assert self.clock.now == before or prompt.promotion is None, "who promoted before does not wait"
 
@@ -416,7 +432,7 @@ class World:
                 model.numbers += new
                 assert model.seq.is_freed or model.seq.tokens is not None
                 if not model.seq.is_freed:
-                    self.truth.learn(model.root, model.seq.tokens, model.numbers)
+                    self.truth.learn(model.root, model.weights, model.seq.tokens, model.numbers)
         self.open_steps.remove(opened)
         if has_succeeded:
             opened.step.__exit__(None, None, None)
@@ -426,20 +442,31 @@ class World:
 
     def fork(self) -> None:
         model = self._pick(self._idle())
-        if model is not None and len(self.models) < 4:
-            self.models.append(Model(model.seq.fork(), model.seed, model.root, list(model.numbers)))
+        if model is not None and len(self.models) < 3:
+            self.models.append(Model(model.seq.fork(), model.weights, model.seed, model.root, list(model.numbers)))
 
     def truncate(self) -> None:
         model = self._pick(self._idle())
-        if model is None:
-            return
-        length = self._random.randint(0, len(model.numbers))
+        if model is not None:
+            self._truncate(model, self._random.randint(0, len(model.numbers)))
+
+    def _truncate(self, model: Model, length: int) -> None:
         try:
             model.seq.truncate(length)
         except ConfigError:
             assert any(group.window is not None for group in self.layout.groups)
         else:
             del model.numbers[length:]
+
+    def rewrite(self) -> None:
+        """A sequence goes on from the middle of a page that nobody finds any more, and that may be on its way down."""
+        model = self._pick(self._idle())
+        if model is not None and len(model.numbers) > 1:
+            self.clear_prefix()
+            length = len(model.numbers)
+            self._truncate(model, self._random.randint(max(1, length - self.layout.page_size - 1), length - 1))
+            model.seq.append(self._few_tokens())
+            self._open_step([model])
 
     def free(self) -> None:
         model = self._pick(self.models)
@@ -480,6 +507,7 @@ class World:
         assert self.cache.index.num_entries == 0
 
     def set_fingerprint(self) -> None:
+        self.promote()
         self._weights = self._random.randint(0, 2)  # old weights may come back, and their pages with them
         self.cache.set_fingerprint(str(self._weights).encode())
         self.waiting.clear()
@@ -498,16 +526,15 @@ class World:
             tier.weather.is_read_only = self._random.random() < 0.1
 
     def rot_in_host(self) -> None:
-        """A bit of a page in the host tier falls over."""
+        """Bits of pages in the host tier fall over."""
         if self.host is None:
             return
         book = self.host._book
-        slots = [slot for slot in book._page_of if slot not in book._writing and slot not in self._rotten]
-        if slots:
-            slot = self._random.choice(slots)
-            self.host._arena.blocks[slot][self._random.randrange(self.layout.block_stride)] ^= 1
-            self._rotten[slot] = book._page_of[slot].key
-            self.happened["rotten in host"] += 1
+        for slot, page in book._page_of.items():
+            if slot not in book._writing and slot not in self._rotten and self._random.random() < 0.5:
+                self.host._arena.blocks[slot][self._random.randrange(self.layout.block_stride)] ^= 1
+                self._rotten[slot] = page.key
+                self.happened["rotten in host"] += 1
 
     def lose_in_remote(self) -> None:
         for tier in self.tiers:
@@ -549,6 +576,8 @@ class World:
             for block in index.all_blocks().tolist()
         }
         self.truth.check(self.cache.arena.blocks, where, "the device")  # type: ignore[attr-defined]
+        for key, _ in where.values():
+            assert self.truth.weights[key] == self._weights, "pages of other weights are published"
 
     def _check_tiers(self) -> None:
         for tier in self.tiers:
@@ -558,12 +587,20 @@ class World:
             assert usage.used_bytes <= usage.capacity_bytes, f"I20 in {tier.name}"
             if isinstance(tier, HostStore):
                 self._check_host(tier)
+            else:
+                self._check_media(self._media[tier.name])
 
     def _check_host(self, tier: HostStore) -> None:
         book = tier._book
         self._rotten = {slot: key for slot, key in self._rotten.items() if _holds(tier, slot, key)}
         where = {book._slot_of[page.key]: self.truth.names[page.key] for page in tier.pages()}
         self.truth.check(tier._arena.blocks, {at: where[at] for at in where.keys() - self._rotten.keys()}, tier.name)
+
+    def _check_media(self, media: Media) -> None:
+        sound = [stored for stored in media.stored.values() if not stored.is_rotten]
+        if sound:
+            where = {at: self.truth.names[stored.page.key] for at, stored in enumerate(sound)}
+            self.truth.check(np.array([stored.bytes for stored in sound]), where, "the media")
 
     def _check_statistics(self) -> None:
         stats = self.cache.statistics()

@@ -40,6 +40,7 @@ from kvpager.engine.scheduler import (
     effective_rank,
     holding_blocks,
     needed_soon,
+    new_blocks,
 )
 from kvpager.engine.setup import build
 from kvpager.engine.statistics import EngineStatistics, StartCounts
@@ -316,7 +317,17 @@ class Engine:
             return []
         self._steps += 1
         pieces = [work] if self.chunk is None else [[item] for item in work]
-        return [event for piece in pieces for event in self._compute(piece)]
+        return [event for piece in pieces if self._still_fits(piece) for event in self._compute(piece)]
+
+    def _still_fits(self, work: list[tuple[Branch, int]]) -> bool:
+        """Whether the blocks that were counted on are there: between two steps of a pass, cached pages go down."""
+        if self.chunk is None or not self.loading.is_used:
+            return True
+        sequences = [_sequence(branch) for branch, _ in work]
+        needed = int(self.cache.num_copies(sequences).sum())
+        for seq, (_, count) in zip(sequences, work, strict=True):
+            needed += new_blocks(self.layout, seq.length, seq.length + count)
+        return needed <= self.cache.num_available
 
     def _spare(self, running: list[Running]) -> int:
         """Blocks that are available beyond what running branches need soon."""

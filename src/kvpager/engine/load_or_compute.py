@@ -14,7 +14,8 @@ the decision to the border of a step where the last byte is noticed. The prefill
 sums of tokens and seconds; the share of a step that its decoding requests would have taken alone is left out.
 
 A rate that is not known yet is found out by loading. What was judged too slow is tried again now and then, since tiers
-recover and no rate can be learned from what is not done.
+recover and no rate can be learned from what is not done; a load that is much faster than expected ends the memory of
+slower ones at once.
 """
 
 from collections import Counter
@@ -24,7 +25,8 @@ from enum import Enum
 
 from kvpager.types import TierKind
 
-_KEEP = 0.9  # weight of what was known when something new is learned: half of it has gone after seven
+_KEEP = 0.8  # weight of what was known when something new is learned: half of it has gone after three
+_RECOVERED = 0.25  # of the time expected: chance makes loads slow, but not that fast
 _TRY_AGAIN = 16  # every so-many-th decision against loading all is overruled, so that rates stay known
 
 
@@ -203,6 +205,8 @@ class _Line:
         self._n = self._x = self._y = self._xx = self._xy = 0.0  # weighted sums; x bytes, y seconds
 
     def add(self, size: float, seconds: float) -> None:
+        if self._n and seconds < _RECOVERED * self.seconds(size):
+            self._n = self._x = self._y = self._xx = self._xy = 0.0
         self._n = self._n * _KEEP + 1
         self._x = self._x * _KEEP + size
         self._y = self._y * _KEEP + seconds

@@ -104,7 +104,8 @@ class Loading:
         self._entries: dict[int, _Entry] = {}  # by the branch's key
         self._hints: list[_Entry] = []
         self._promotions: list[Promotion] = []  # not over yet
-        self.model = LoadOrCompute(cache.layout.page_size, cache.layout.block_stride)
+        tiers = () if cache.lower is None else cache.lower.migration.tiers
+        self.model = LoadOrCompute(cache.layout.page_size, tiers[0].page_bytes if tiers else cache.layout.block_stride)
 
     # -- questions ----------------------------------------------------------------------------------------------
 

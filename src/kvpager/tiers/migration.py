@@ -83,10 +83,10 @@ class Probe:
 
 @dataclass(frozen=True, slots=True)
 class MigrationStatistics:
-    """``precision``: of pages below the device. ``moving_bytes``: under way now. ``refused``: demotions that found
-    queues or tiers full. ``lost``: pages that the device dropped and no tier had or took. ``late``: loads that missed
-    their deadline. Waits are of the bookkeeping thread: ``io_wait_seconds`` while there was work for it,
-    ``idle_seconds`` while there was none."""
+    """``precision``: of pages below the device. ``moving_bytes``: under way now. ``refused``: demotions that found the
+    queues or tiers full. ``lost``: pages the device dropped that no tier had or took. ``late``: loads that missed their
+    deadline. Waits are of the bookkeeping thread: ``io_wait_seconds`` while there was work for it, ``idle_seconds``
+    while there was none."""
 
     precision: str
     moving_bytes: int

@@ -65,6 +65,10 @@ class SlotBook:
         """There, or on its way."""
         return key in self._slot_of
 
+    def is_read(self, slot: int) -> bool:
+        """Whether a transfer reads it, also if its page was forgotten meanwhile."""
+        return slot in self._readers
+
     def page(self, slot: int) -> Page:
         return self._page_of[slot]
 

@@ -95,6 +95,7 @@ def test_a_disk_that_fails_again_and_again_is_left_alone_for_a_while(fast_folder
         get(store, number)
     assert store.state.startswith("failing: EIO")
     calls = files.num_calls
+    assert store.contains(key(6)) is False
     assert get(store, 6) is False
     assert put(store, 20) == []
     assert files.num_calls == calls
@@ -237,3 +238,13 @@ def test_books_do_no_input_or_output(fast_folder: Path) -> None:
     store.usage()
     store.statistics()
     assert files.num_faults == 0
+
+
+def test_the_process_may_go_to_another_folder(fast_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = FakeClock()
+    monkeypatch.chdir(fast_folder)
+    store = open_store("kv", clock=clock)
+    put(store, 1)
+    monkeypatch.chdir("/")
+    clock.now += 2
+    assert found(store, [1]) == [1]

@@ -7,6 +7,7 @@ import pytest
 
 from kvpager.tiers.disk.format import BLOCK, HEADER, HEADER_BYTES, finish
 from kvpager.tiers.sealing import AesGcm, Key, KeyedMac, Packing, Seal, Zstd
+from tests.tiers.disk.faulty_files import TracedFiles
 from tests.tiers.disk.pages import PAGE, content, found, get, key, open_store, put, slab_files
 
 KEY = Key(bytes(range(32)))
@@ -69,3 +70,27 @@ def test_pages_that_do_not_get_smaller_are_stored_as_they_are(fast_folder: Path)
     store = open_store(fast_folder, packing=Useless())
     put(store, 1)
     assert found(store, [1]) == [1]
+
+
+def test_no_more_of_a_packed_page_is_written_than_there_is(fast_folder: Path) -> None:
+    class Half:
+        name = "half"
+
+        def pack(self, page: np.ndarray) -> bytes:
+            return page[: PAGE // 2].tobytes()
+
+        def unpack(self, payload: object, into: np.ndarray) -> None:
+            assert isinstance(payload, np.ndarray)
+            into[: PAGE // 2] = payload
+            into[PAGE // 2 :] = payload  # content() repeats itself
+
+    files = TracedFiles()
+    store = open_store(fast_folder, packing=Half(), files=files)
+    put(store, 1, 2)
+    assert sorted(len(done.content) for done in files.trace if done.call == "write") == [
+        2 * HEADER_BYTES,
+        BLOCK,  # the superblock
+        PAGE // 2,
+        PAGE // 2,
+    ]
+    assert found(store, [1, 2]) == [1, 2]

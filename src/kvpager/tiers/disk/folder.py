@@ -49,7 +49,7 @@ class Folder:
 
     def __init__(self, files: Files, path: str, capacity: int, *, read_only: bool, allow_shared: bool) -> None:
         self.files = files
-        self.path = path
+        self.path = os.path.abspath(path)  # the process may go to another folder
         self.capacity = capacity
         self.read_only = read_only
         self.held = 0  # bytes: the sizes of all slab files, whatever their ending

@@ -22,6 +22,7 @@ class PayloadCodec:
         self._seal = seal
         self._packing = packing
         self.is_plain = seal is None and packing is None
+        self.is_packed = packing is not None  # payloads may be shorter than a page
         self.encoding = "+".join(part.name for part in (packing, seal) if part is not None) or "plain"
 
     def encode(self, page: np.ndarray, page_crc: int, header: np.ndarray) -> np.ndarray:

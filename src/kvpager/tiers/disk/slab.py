@@ -105,10 +105,7 @@ def create_slab(folder: Folder, shape: Shape, encoding: str, direct: bool | str)
         with suppress(OSError):
             files.close(fd)
         raise
-    slab = Slab(files, superblock, fd, direct_fd)
-    with suppress(OSError):  # the file is there; whether it survives a loss of power is for sync() to say
-        files.sync_folder(folder.fd)
-    return slab
+    return Slab(files, superblock, fd, direct_fd)  # the folder is synced by whoever promises that pages last
 
 
 def open_slab(folder: Folder, name: SlabName, direct: bool | str) -> "Slab | Unknown | None":

@@ -8,7 +8,6 @@ Opening, ``refresh``, ``sync``, ``check`` and ``close`` read or write files; not
 
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -46,7 +45,8 @@ class DiskStore:
     kind = TierKind.DISK
     name = "disk"
     is_persistent = True
-    load_threads = store_threads = 2
+    load_threads = 4  # one waits for the disk while another computes a checksum, and disks like a queue
+    store_threads = 2
 
     def __init__(
         self,
@@ -87,6 +87,7 @@ class DiskStore:
         self._failures: Counter[str] = Counter()
         self._refused = self._quarantined = 0
         self._lost: list[Slab] = []  # open until nothing moves
+        self._doomed: set[int] = set()  # slots to be emptied as soon as nobody reads them
         self._open()
 
     # -- opening ------------------------------------------------------------------------------------------------
@@ -151,7 +152,8 @@ class DiskStore:
     # -- questions ----------------------------------------------------------------------------------------------
 
     def contains(self, key: ContentKey) -> bool | None:
-        return self._book.contains(key) and key not in self._strangers
+        """While the disk fails, nothing: whoever asks looks further down, or computes."""
+        return self._book.contains(key) and key not in self._strangers and not self._health.is_open
 
     def probe(self, keys: Sequence[ContentKey]) -> list[bool]:
         return [bool(self.contains(key)) for key in keys]
@@ -187,6 +189,7 @@ class DiskStore:
 
     def complete_store(self, slot: Slot, error: TierError | None) -> None:
         place = place_of(slot)
+        self._stored.seconds += slot.seconds
         if error is None and (place.used is None or place.used.lost or place.used is not place.extent.slab):
             error = TierError("removed: the file of a page went while it was written")
         self._book.complete_store(slot.index, succeeded=error is None)
@@ -225,6 +228,7 @@ class DiskStore:
         return None if index is None else Slot(key, index, place=Place(self._extents.of(index)))
 
     def complete_load(self, slot: Slot, error: TierError | None) -> None:
+        self._loaded.seconds += slot.seconds
         if error is None:
             self._loaded.pages += 1
             self._loaded.bytes += self.page_bytes
@@ -239,6 +243,9 @@ class DiskStore:
             elif place_of(slot).was_tried:
                 self._health.failed(str(error))
         self._book.complete_load(slot.index)
+        if slot.index in self._doomed and not self._book.is_read(slot.index):
+            self._doomed.remove(slot.index)
+            self._make_stale([slot.index])
 
     # -- the rest of the books ----------------------------------------------------------------------------------
 
@@ -259,7 +266,9 @@ class DiskStore:
             return
         for slot in slots:
             extent = self._extents.of(slot)
-            if extent.slab is not None:
+            if self._book.is_read(slot):
+                self._doomed.add(slot)
+            elif extent.slab is not None:
                 self._worker.stale.add((extent.slab, slot - extent.first))
 
     def tick(self) -> None:
@@ -327,8 +336,8 @@ class DiskStore:
             state=self.state,
             usage=self.usage(),
             pages=self._book.num_pages,
-            stored=replace(self._stored, seconds=self._worker.write_seconds),
-            loaded=replace(self._loaded, seconds=self._worker.read_seconds),
+            stored=self._stored,
+            loaded=self._loaded,
             evicted=self._book.evicted,
             refused=self._refused,
             quarantined=self._quarantined,

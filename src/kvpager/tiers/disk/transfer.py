@@ -69,7 +69,12 @@ class Transfers:
             name_page(header, item.key, item.parent, self._identity)
             payloads.append(self._codec.encode(item.memory, item.result, header))
         slab.empty(run[0].slot, len(run))
-        slab.write_slots(run[0].slot, self._as_slots(slab, payloads))
+        buffers = self._as_slots(slab, payloads)
+        if self._codec.is_packed:  # page by page, and no more of each than there is
+            for item, buffer, payload in zip(run, buffers, payloads, strict=True):
+                slab.write_slots(item.slot, [buffer[: round_up(payload.nbytes)]])
+        else:
+            slab.write_slots(run[0].slot, buffers)
         slab.write_headers(run[0].slot, headers)
 
     def load(self, slab: Slab, items: Sequence[Item]) -> None:
@@ -80,7 +85,7 @@ class Transfers:
         buffers = self._landing(slab, run)
         try:
             headers = slab.read_headers(run[0].slot, len(run))
-            is_there = headers is not None and slab.read_slots(run[0].slot, buffers)
+            is_there = headers is not None and self._read_payloads(slab, run, headers, buffers)
         except OSError as error:
             if len(run) > 1:  # so that one bad sector costs one page
                 for item in run:
@@ -98,6 +103,15 @@ class Transfers:
                 item.result = self._decode(headers[at : at + 1], bool(whole[at]), buffers[at], item)
             except WrongContent as error:
                 item.result = error
+
+    def _read_payloads(
+        self, slab: Slab, run: Sequence[Item], headers: np.ndarray, buffers: Sequence[np.ndarray]
+    ) -> bool:
+        if not self._codec.is_packed:
+            return slab.read_slots(run[0].slot, buffers)
+        lengths = np.clip(headers["payload_bytes"], 1, self.slot_bytes).tolist()  # no header was checked yet
+        parts = zip(run, buffers, lengths, strict=True)
+        return all(slab.read_slots(item.slot, [buffer[: round_up(length)]]) for item, buffer, length in parts)
 
     def _decode(self, header: np.ndarray, is_header_whole: bool, buffer: np.ndarray, item: Item) -> int:
         if not is_header_whole:

@@ -7,7 +7,6 @@ workers only: one makes a slab while the others wait; nobody waits for a batch.
 from collections.abc import Sequence
 from contextlib import suppress
 from threading import Lock
-from time import perf_counter
 
 import numpy as np
 
@@ -47,12 +46,10 @@ class Worker:
         self._next_look = clock() + _LOOK_EVERY
         self._emptying = Lock()
         self.stale: set[StaleSlot] = set()
-        self.write_seconds = self.read_seconds = 0.0
 
     # -- batches ------------------------------------------------------------------------------------------------
 
     def write(self, slots: Sequence[Slot], pages: Sequence[np.ndarray]) -> list[TierError | None]:
-        begin = perf_counter()
         self.look()
         self.empty_stale()
         items = []
@@ -67,11 +64,9 @@ class Worker:
                 item.result = error
         for slab, batch in _by_slab(slots, items):
             self._transfers.store(slab, batch)
-        self.write_seconds += perf_counter() - begin
         return [item.result if isinstance(item.result, TierError) else None for item in items]
 
     def read(self, slots: Sequence[Slot], into: Sequence[np.ndarray]) -> list[int | TierError]:
-        begin = perf_counter()
         self.look()
         self.empty_stale()
         items = []
@@ -84,7 +79,6 @@ class Worker:
             items.append(item)
         for slab, batch in _by_slab(slots, items):
             self._transfers.load(slab, batch)
-        self.read_seconds += perf_counter() - begin
         results = [item.result for item in items]
         if any(isinstance(result, WrongContent) for result in results):
             self.look(now=True)
