@@ -20,12 +20,18 @@ NEW_TOKENS = 6
 
 
 def open_engine(
-    folder: Path | None, *, seed: int = 0, dtype: str = "float32", page_size: int = 16, **config: int
+    folder: Path | None,
+    *,
+    seed: int = 0,
+    dtype: str = "float32",
+    page_size: int = 16,
+    deterministic: bool = False,
+    **config: int,
 ) -> Engine:
-    """``folder``: of the disk tier; None: without one."""
+    """``folder``: of the disk tier; None: without one. ``config``: of the model."""
     model = tiny_model(seed, **config).to(getattr(torch, dtype))
     tiers = [] if folder is None else [DiskTier(folder, "64MiB")]
-    return Engine(model, num_blocks=64, page_size=page_size, tiers=tiers)
+    return Engine(model, num_blocks=64, page_size=page_size, deterministic=deterministic, tiers=tiers)
 
 
 def answer(engine: Engine, prompt: list[int]) -> dict[str, object]:

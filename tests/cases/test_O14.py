@@ -23,6 +23,7 @@ CHANGES: dict[str, dict[str, object]] = {
     "other weights": {"seed": 1},
     "other head count": {"num_key_value_heads": 4},
     "other layout": {"num_hidden_layers": 3},
+    "deterministic mode, which needs the very same bits": {"deterministic": True},
 }
 
 

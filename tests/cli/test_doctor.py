@@ -3,6 +3,7 @@
 import json
 from collections.abc import Callable, Iterator
 from importlib import metadata
+from pathlib import Path
 
 import pytest
 
@@ -24,7 +25,17 @@ def test_the_report_has_every_section(kvpager: Call) -> None:
     ended = kvpager("doctor", "--json", "--device", "cpu")
     assert ended.code == 0
     report = json.loads(ended.out)
-    assert list(report) == ["system", "memory", "packages", "devices", "native", "attention", "models", "self-test"]
+    assert list(report) == [
+        "system",
+        "memory",
+        "packages",
+        "devices",
+        "native",
+        "attention",
+        "models",
+        "tiers",
+        "self-test",
+    ]
     assert report["packages"]["numpy"] == metadata.version("numpy")
     assert report["packages"]["rich"] == f"{metadata.version('rich')}  [cli]"
     assert report["devices"]["chosen"] == "cpu"
@@ -38,7 +49,7 @@ def test_the_report_has_every_section(kvpager: Call) -> None:
 def test_the_text_has_every_section(kvpager: Call) -> None:
     ended = kvpager("doctor")
     titles = [line for line in ended.out.splitlines() if not line.startswith(" ")]
-    assert titles == ["system", "memory", "packages", "devices", "native", "attention", "models", "self-test"]
+    assert titles == ["system", "memory", "packages", "devices", "native", "attention", "models", "tiers", "self-test"]
     assert "  result  passed" in ended.out.splitlines()
 
 
@@ -126,3 +137,16 @@ def test_memory_that_is_unknown_is_said_so(monkeypatch: pytest.MonkeyPatch) -> N
 
     monkeypatch.setattr(doctor, "total_memory", unknown)
     assert doctor._memory() == {"unknown": "this host doesn't say"}
+
+
+def test_the_tiers_that_are_asked_for_are_shown(kvpager: Call, tmp_path: Path) -> None:
+    tiers = ["host=1GiB", f"disk={tmp_path / 'kv'},size=2GiB", "remote=redis://me:secret@cache:6379/0"]
+    ended = kvpager("doctor", "--json", *[f"--tier={tier}" for tier in tiers])
+    shown = json.loads(ended.out)["tiers"]
+    assert shown["host"] == "1 GiB of memory, the pool not counted"
+    assert shown["disk"].startswith(f"{tmp_path / 'kv'} (new), at most 2 GiB; ")
+    assert "secret" not in ended.out
+    assert not (tmp_path / "kv").exists(), "looking changes nothing"
+    too_large = json.loads(kvpager("doctor", "--json", "--tier", "host=1PiB").out)["tiers"]
+    assert too_large["host"].startswith("can't be used: a host tier of 1 PiB is more than")
+    assert "--tier host=auto" in json.loads(kvpager("doctor", "--json").out)["tiers"]["none"]

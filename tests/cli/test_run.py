@@ -2,7 +2,9 @@
 
 import io
 import json
+import os
 import shutil
+import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -78,6 +80,41 @@ def test_the_next_run_finds_on_disk_what_this_one_stored(kvpager: Call, model: s
     assert (first["prefix_tokens"], first["prefix_by_tier"]) == (0, {})
     assert (again["prefix_tokens"], again["prefix_by_tier"]) == (48, {"disk": 48})
     assert again["token_ids"] == first["token_ids"]
+
+
+@pytest.mark.parametrize("way", ["", ",encrypt,compress"], ids=["sealed", "encrypted"])
+def test_pages_are_found_with_their_key_and_with_no_other(kvpager: Call, model: str, tmp_path: Path, way: str) -> None:
+    if way:
+        pytest.importorskip("cryptography", reason="the extra 'encryption' is not installed")
+        pytest.importorskip("zstandard", reason="the extra 'zstd' is not installed")
+    found = []
+    for number, key in ((1, b"1" * 64), (1, b"1" * 64), (2, b"2" * 64)):
+        file = tmp_path / f"key{number}"
+        file.touch(mode=0o600)
+        file.write_bytes(key)
+        tier = f"disk={tmp_path / 'kv'},size=64MiB,key_file={file}{way}"
+        found.append(_answer(kvpager, model, LONG, "--page-size", "16", "--tier", tier))
+    assert [answer["prefix_tokens"] for answer in found] == [0, 48, 0]
+    assert found[0]["token_ids"] == found[1]["token_ids"] == found[2]["token_ids"]
+
+
+@pytest.mark.heavy
+def test_two_processes_one_after_the_other(model: str, tmp_path: Path) -> None:
+    found = []
+    for seed in ("1", "2"):
+        command = [sys.executable, "-m", "kvpager.cli.main", "run", "--model", model, "--json", "--max-tokens", "4"]
+        environment = os.environ | {"PYTHONHASHSEED": seed}
+        ended = subprocess.run(
+            [*command, *_with_tiers(tmp_path / "kv"), LONG],
+            env=environment,
+            capture_output=True,
+            text=True,
+            timeout=300,
+        )
+        assert ended.returncode == 0, ended.stderr
+        found.append(json.loads(ended.stdout))
+    assert [answer["prefix_by_tier"] for answer in found] == [{}, {"disk": 48}]
+    assert found[0]["token_ids"] == found[1]["token_ids"]
 
 
 def test_the_summary_says_which_tier_the_tokens_came_from(kvpager: Call, model: str, tmp_path: Path) -> None:

@@ -443,9 +443,15 @@ def test_tiers_come_from_each_source(config: Path) -> None:
 
 def test_a_password_in_a_url_is_not_shown() -> None:
     tiers = ["remote=redis://me:secret@cache:6379/0", "host=1GiB"]
-    for environ in ({"KVPAGER_TIERS": ";".join(tiers)}, {"KVPAGER_TIERS": "remote=x,y=redis://me:secret@cache/0"}):
+    for text in (
+        ";".join(tiers),
+        "remote=x,y=redis://me:secret@cache/0",
+        "remote=redis://me:a,secret@cache/0",
+        "remote=redis://me:a/secret@cache/0,tries=0",
+        "redis://me:a@secret@cache/0",
+    ):
         with pytest.raises(ConfigError) as caught:
-            load_options(environ=environ)
+            load_options(environ={"KVPAGER_TIERS": text})
         assert "secret" not in str(caught.value)
     with pytest.raises(ConfigError, match="nearest first") as caught:
         Options(tiers=tiers)  # type: ignore[arg-type]

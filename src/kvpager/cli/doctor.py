@@ -8,8 +8,10 @@ import json
 import os
 import platform
 import re
+import shutil
 from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 from importlib import metadata
 from pathlib import Path
 
@@ -17,13 +19,20 @@ from kvpager import native
 from kvpager.cli.arguments import add_common, chosen_options
 from kvpager.config import (
     AUTO_HOST_PERCENT,
+    DiskTier,
+    HostTier,
     Options,
+    RemoteTier,
+    TierOptions,
     auto_host_size,
     available_memory,
     format_size,
+    parse_size,
+    resolve_host_capacity,
     total_memory,
 )
 from kvpager.errors import KVPagerError
+from kvpager.tiers.remote.shown_url import shown_url
 from kvpager.version import __version__
 
 Section = dict[str, object]
@@ -36,11 +45,12 @@ _CPU_FEATURES = (  # what the arithmetic of attention and of models can use, by 
 _REQUIREMENT = re.compile(
     r"(?P<name>[A-Za-z0-9._-]+)(?P<version>[^;]*)(?:;\s*extra\s*==\s*['\"](?P<extra>[\w-]+)['\"])?"
 )
+_TIER_NAMES: dict[type, str] = {HostTier: "host", DiskTier: "disk", RemoteTier: "remote"}
 _NOT_FOR_USERS = {"dev", "docs", "all"}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    add_common(parser, names=("model", "device", "attention", "native"))
+    add_common(parser, names=("model", "device", "attention", "native", "tiers"))
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -61,6 +71,7 @@ def examine(options: Options) -> dict[str, Section]:
         "native": _native(options),
         "attention": _attention(options),
         "models": _models(options),
+        "tiers": _tiers(options),
         "self-test": _self_test(),
     }
 
@@ -214,6 +225,27 @@ def _models(options: Options) -> Section:
         return {"folder": str(models_home()), **stored, "chosen": _try(lambda: str(resolve(options.model).path))}
     except Exception as error:
         return {"models": f"can't be listed: {error}"}
+
+
+def _tiers(options: Options) -> Section:
+    """What has been asked for below the device, and whether there is room for it. Opens nothing."""
+    if not options.tiers:
+        return {"none": "--tier host=auto would keep what the pool drops; docs/tiers.md says which is for what"}
+    return {_TIER_NAMES[type(tier)]: _try(partial(_room_for, tier)) for tier in options.tiers}
+
+
+def _room_for(tier: TierOptions) -> str:
+    if isinstance(tier, HostTier):
+        return f"{format_size(resolve_host_capacity(tier.capacity))} of memory, the pool not counted"
+    if isinstance(tier, RemoteTier):
+        package = "redis" if tier.url.startswith("redis") else "obstore"
+        return f"{shown_url(tier.url)}, through {package} {metadata.version(package)}"
+    folder = Path(tier.folder).absolute()
+    exists = next(path for path in (folder, *folder.parents) if path.exists())
+    free, limit = shutil.disk_usage(exists).free, format_size(parse_size(tier.capacity))
+    return (
+        f"{folder}{'' if exists == folder else ' (new)'}, at most {limit}; {format_size(free)} free on its file system"
+    )
 
 
 def _try(question: Callable[[], str]) -> str:

@@ -2,7 +2,7 @@
 
 import re
 
-_LOGIN = re.compile(r"(?<=://)[^/\s]*@")
+_LOGIN = re.compile(r"(?<=://)\S*@")  # up to the last @: a password may hold any sign
 
 
 def shown(value: object) -> str:

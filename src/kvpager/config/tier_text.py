@@ -127,7 +127,7 @@ def _read(kind: str, settings: Iterable[str], known: Mapping[str, Setting]) -> d
     for setting in settings:
         name, _, text = (part.strip() for part in setting.partition("="))
         if name not in known:
-            raise ConfigError(f"the {kind} tier has no setting {shown(name)}; {_suggest(name, known)}")
+            raise ConfigError(f"the {kind} tier has no setting {_harmless(name)}; {_suggest(name, known)}")
         if name in given:
             raise ConfigError(f"the {kind} tier's {name!r} is given twice; leave one out")
         if not text and known[name] not in (_flag, _direct):
@@ -139,6 +139,11 @@ def _read(kind: str, settings: Iterable[str], known: Mapping[str, Setting]) -> d
     if given.get("encrypt") and "key_file" not in given:
         raise ConfigError(f"the {kind} tier encrypts with a key; write '{kind}=...,key_file=FILE,encrypt'")
     return given
+
+
+def _harmless(name: str) -> str:
+    """What may be part of a password, behind a comma in it, is not shown."""
+    return "of that spelling (a comma in a URL is written %2C)" if "@" in name else shown(name)
 
 
 def _suggest(name: str, known: Mapping[str, Setting]) -> str:
