@@ -158,8 +158,8 @@ def put_below(
     def taken(blocks: np.ndarray) -> None:
         lower.taken(blocks)
 
-    def settled(block: int, is_cached: bool) -> None:
-        lower.settled(block, is_cached)
+    def settled(blocks: np.ndarray, cached: np.ndarray) -> None:
+        lower.settled(blocks, cached)
 
     migration = Migration(
         DevicePages(cache.pool, taken, settled, codec),
