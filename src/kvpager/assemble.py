@@ -14,6 +14,7 @@ from kvpager.cache.reclaim import Reclaimer, Watermarks
 from kvpager.config import parse_size, resolve_host_capacity
 from kvpager.config.tiers import DiskTier, HostTier, TierOptions, check_order
 from kvpager.errors import ConfigError
+from kvpager.eviction.linked_lru import LinkedLRU
 from kvpager.eviction.lru import LRU
 from kvpager.eviction.policy import EvictionPolicy
 from kvpager.memory.arena import Arena
@@ -156,8 +157,8 @@ def put_below(
     def taken(blocks: np.ndarray) -> None:
         lower.taken(blocks)
 
-    def settled(block: int, is_cached: bool) -> None:
-        lower.settled(block, is_cached)
+    def settled(blocks: np.ndarray, cached: np.ndarray) -> None:
+        lower.settled(blocks, cached)
 
     migration = Migration(
         DevicePages(cache.pool, taken, settled, codec),
@@ -195,9 +196,9 @@ def _open_tier(options: TierOptions, above: _Above) -> LowerTier:
         slots = options.pages or HostStore.slots_in(
             resolve_host_capacity(options.capacity, above.pool_bytes), page_bytes
         )
-        return HostStore(page_bytes, slots, LRU(slots), above.pinning)
+        return HostStore(page_bytes, slots, LinkedLRU(slots), above.pinning)
     if isinstance(options, DiskTier):
-        return open_disk(options, above.page_bytes, above.identity, LRU, above.clock)
+        return open_disk(options, above.page_bytes, above.identity, LinkedLRU, above.clock)
     return open_remote(options, above.page_bytes, above.identity, above.clock)
 
 

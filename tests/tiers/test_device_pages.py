@@ -2,12 +2,15 @@
 
 import numpy as np
 import pytest
+import torch
 
 from kvpager import HostTier, KVLayout, open_cache
 from kvpager.checksum import checksum
+from kvpager.errors import WrongContent
 from kvpager.memory.block_pool import BlockPool
 from kvpager.tiers.device import TorchArena
 from kvpager.tiers.device_pages import DevicePages, FarMemory
+from kvpager.tiers.tier import Page
 from kvpager.types import ContentKey, TierKind
 from tests.stamp import Stamp, T, prefill
 
@@ -28,13 +31,13 @@ def test_a_block_is_read_out_with_its_checksum() -> None:
     pages, pool = far_pages(4)
     (block,) = pool.allocate(1)
     pool.arena.fill(np.array([block]), 7)
-    slot = pages.hold(int(block), KEY)
+    [slot] = pages.hold([int(block)], [Page(KEY, KEY)])
     assert slot.memory is None
     page = np.zeros(pages.page_bytes, np.uint8)
     assert pages.read([slot], [page]) == [checksum(np.full(pages.page_bytes, 7, np.uint8))]
     assert (page == 7).all()
     assert pool.counts().pinned == 1
-    pages.let_go(slot)
+    pages.let_go([slot])
     assert pool.counts().pinned == 0
 
 
@@ -68,3 +71,35 @@ def test_pages_go_down_and_come_back_with_every_byte(write_back: str) -> None:
 
 def test_a_cpu_tensor_has_no_order_to_wait_for() -> None:
     assert far_arena(1).mark() is None
+
+
+def test_a_page_that_changed_in_memory_is_not_put_on_the_device() -> None:
+    """Memory of the host is copied to far memory unread: whoever takes it compares the checksum."""
+    pages, pool = far_pages(4)
+    blocks = pool.allocate(2)
+    sound, wrong = (pages.landing(block, KEY) for block in blocks.tolist())
+    page = np.full(pages.page_bytes, 9, np.uint8)
+    sound.checksum = checksum(page)
+    wrong.checksum = sound.checksum ^ 1
+    errors = pages.write([wrong, sound], [page, page])
+    assert isinstance(errors[0], WrongContent)
+    assert errors[1] is None
+    assert pool.arena.is_filled(blocks, 9).tolist() == [True, False]
+
+
+@pytest.mark.parametrize("tier_dtype", [None, "int8"])
+def test_a_page_that_changed_in_the_host_tier_is_a_miss_of_far_or_converted_pages(tier_dtype: str | None) -> None:
+    options = {"tier_dtype": tier_dtype} if tier_dtype else {"arena": far_arena(64)}
+    with open_cache(LAYOUT, num_blocks=64, tiers=[HostTier(pages=8)], **options) as cache:
+        seq = cache.sequence(T(1, 16))
+        rows = torch.full((LAYOUT.layers, 16, 2, 32), 0.5, dtype=torch.bfloat16)  # finite, for int8 takes nothing else
+        seq.write(0, rows, rows)
+        seq.free()
+        assert cache.lower.settle(10.0)
+        cache._reclaimer.make_free(64)
+        host = cache.lower.migration.tiers[0]
+        host._arena.blocks[host._book._slot_of[host.pages()[1].key]][100] ^= 4
+        again = cache.sequence([*T(1, 16), 99])
+        assert again.prefix_tokens == 4, "the page before the wrong one"
+        assert host.statistics().quarantined == 1
+        cache.check()

@@ -268,14 +268,16 @@ class LowerPages:
         """A transfer holds these blocks, which were cached."""
         self._cache._policy.remove(blocks)
 
-    def settled(self, block: int, is_cached: bool) -> None:
-        """A transfer let go of a block."""
-        is_doomed = block in self._doomed
-        self._doomed.discard(block)
-        if is_cached:
-            self._cache._policy.add(np.array([block], np.int32))
-            if is_doomed:
-                self._cache._reclaimer.drop_written(block)
+    def settled(self, blocks: np.ndarray, cached: np.ndarray) -> None:
+        """A transfer let go of blocks, of which some are cached now."""
+        if len(cached):
+            self._cache._policy.add(cached)
+        if self._doomed:
+            doomed = self._doomed.intersection(blocks.tolist())
+            self._doomed -= doomed
+            for block in cached.tolist():
+                if block in doomed:
+                    self._cache._reclaimer.drop_written(block)
 
     # -- order --------------------------------------------------------------------------------------------------
 

@@ -292,4 +292,4 @@ def _group_bytes(layout: KVLayout, group: int) -> int:
 
 def _device_pages(cache: PagedCache) -> DevicePages:
     """Reads and writes blocks, wherever the device's memory is. It holds none: nothing else happens meanwhile."""
-    return DevicePages(cache.pool, taken=lambda blocks: None, settled=lambda block, is_cached: None)
+    return DevicePages(cache.pool, taken=lambda blocks: None, settled=lambda blocks, cached: None)

@@ -12,10 +12,10 @@ from typing import Protocol, runtime_checkable
 import numpy as np
 
 from kvpager.checksum import checksum, copy_checksum
-from kvpager.errors import TierError
+from kvpager.errors import TierError, WrongContent
 from kvpager.memory.block_pool import BlockPool
 from kvpager.tiers.codec import PageCodec
-from kvpager.tiers.tier import Slot
+from kvpager.tiers.tier import Page, Slot
 from kvpager.types import ContentKey, TierKind
 
 
@@ -31,8 +31,8 @@ class FarMemory(Protocol):
 
 
 class DevicePages:
-    """The device's end of transfers. ``taken`` hears which cached blocks a transfer holds; ``settled`` that it let one
-    go, and whether that is cached now."""
+    """The device's end of transfers. ``taken`` hears which cached blocks a transfer holds; ``settled`` that it let
+    some go, and which of them are cached now."""
 
     kind = TierKind.DEVICE
     name = "device"
@@ -41,7 +41,7 @@ class DevicePages:
         self,
         pool: BlockPool,
         taken: Callable[[np.ndarray], None],
-        settled: Callable[[int, bool], None],
+        settled: Callable[[np.ndarray, np.ndarray], None],
         codec: PageCodec | None = None,
     ) -> None:
         self._pool = pool
@@ -51,17 +51,17 @@ class DevicePages:
         self.page_bytes = pool.arena.block_stride if codec is None else codec.page_bytes
         self.precision = "exact" if codec is None else f"{codec.name}{' (lossy)' if codec.is_lossy else ''}"
 
-    def hold(self, block: int, key: ContentKey, group: int = 0) -> Slot:
-        """A block of a layer group that is copied away: it keeps its content until ``let_go``. REQUIRES: mapped, held
+    def hold(self, blocks: Sequence[int], pages: Sequence[Page]) -> list[Slot]:
+        """Blocks of layer groups that are copied away: they keep their content until ``let_go``. REQUIRES: mapped, held
         or cached."""
-        was_cached = self._pool.pin(np.array([block], np.int32))
+        was_cached = self._pool.pin(np.array(blocks, np.int32))
         if len(was_cached):
             self._taken(was_cached)
-        return self._slot(block, key, group)
+        return [self._slot(block, page.key, page.group) for block, page in zip(blocks, pages, strict=True)]
 
-    def let_go(self, slot: Slot) -> None:
-        cached = self._pool.unpin(np.array([slot.index], np.int32)).cached
-        self._settled(slot.index, len(cached) > 0)
+    def let_go(self, slots: Sequence[Slot]) -> None:
+        blocks = np.array([slot.index for slot in slots], np.int32)
+        self._settled(blocks, self._pool.unpin(blocks).cached)
 
     def landing(self, block: int, key: ContentKey, group: int = 0) -> Slot:
         """A block that is filled. REQUIRES: the caller holds it, and nobody reads it."""
@@ -77,10 +77,14 @@ class DevicePages:
         return [self._encode(self._codec, slot, page) for slot, page in zip(slots, into, strict=True)]
 
     def write(self, slots: Sequence[Slot], pages: Sequence[np.ndarray]) -> list[TierError | None]:
+        errors = [_wrong(slot, page) for slot, page in zip(slots, pages, strict=True)]
+        sound = [at for at, error in enumerate(errors) if error is None]
         if self._codec is None:
-            self._upload(pages, slots)
-            return [None] * len(slots)
-        return [self._decode(self._codec, slot, page) for slot, page in zip(slots, pages, strict=True)]
+            self._upload([pages[at] for at in sound], [slots[at] for at in sound])
+            return errors
+        for at in sound:
+            errors[at] = self._decode(self._codec, slots[at], pages[at])
+        return errors
 
     def _encode(self, codec: PageCodec, slot: Slot, page: np.ndarray) -> int | TierError:
         block = self._bytes(slot.index)
@@ -142,6 +146,13 @@ def _place(slot: Slot) -> _Place:
 
 
 _thread = local()
+
+
+def _wrong(slot: Slot, page: np.ndarray) -> TierError | None:
+    """What is wrong with a page by its checksum: memory that nobody has read since it was stored may have changed."""
+    if slot.checksum is None or slot.checksum == checksum(page):
+        return None
+    return WrongContent("a page is not what was stored")
 
 
 def _own_block(size: int) -> np.ndarray:

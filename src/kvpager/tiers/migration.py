@@ -205,7 +205,7 @@ class Migration:
                 continue
             self._demoting_bytes += self._device.page_bytes
             self._sinking.add(page.key)
-            move = Move(self._device, tier, [Transfer(page, self._device.hold(block, page.key, page.group), slot)])
+            move = Move(self._device, tier, [Transfer(page, self._device.hold([block], [page])[0], slot)])
             self._open[id(move)] = move
             run_job(move)
             self._complete_move(move)
@@ -215,18 +215,19 @@ class Migration:
 
     def _send_down(self, pages: Iterable[tuple[Page, int]], first: int) -> list[int]:
         """Begins to copy blocks of the device to the nearest tier from ``first`` on; returns the blocks accepted."""
-        batches: dict[int, list[Transfer]] = {}
-        accepted = []
+        accepted, blocks, places = list[Page](), list[int](), list[tuple[int, Slot]]()
         for page, block in pages:
             place = self._room(page, first)
-            if place is None:
-                continue
-            at, target = place
-            batches.setdefault(at, []).append(Transfer(page, self._device.hold(block, page.key, page.group), target))
-            accepted.append(block)
+            if place is not None:
+                accepted.append(page)
+                blocks.append(block)
+                places.append(place)
+        batches: dict[int, list[Transfer]] = {}
+        for page, held, (at, target) in zip(accepted, self._device.hold(blocks, accepted), places, strict=True):
+            batches.setdefault(at, []).append(Transfer(page, held, target))
         for at, transfers in batches.items():
             self._submit(self._device, self.tiers[at], transfers)
-        return accepted
+        return blocks
 
     def _room(self, page: Page, first: int) -> tuple[int, Slot] | None:
         """A slot in the nearest tier from ``first`` on that has room; None where a tier is getting the page already."""
@@ -391,8 +392,7 @@ class Migration:
                 self.tiers[self._place(move.source)].complete_load(transfer.source, fault)
         del self._open[id(move)]
         if move.source is self._device:  # last, for whoever hears of it may drop the block, and then ask who has it
-            for transfer in move.transfers:
-                self._device.let_go(transfer.source)
+            self._device.let_go([transfer.source for transfer in move.transfers])
         if at + 1 < len(self.tiers):
             if self.write_back is WriteBack.THROUGH:
                 self._pass_on(at, [transfer.page for transfer in move.transfers if transfer.error is None], at + 1)

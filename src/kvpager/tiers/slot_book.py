@@ -5,8 +5,11 @@
       +------------------------+---- evict, forget -------+  +----------------------+
 
 A page that is forgotten while it is read can't be found from then on; its slot becomes free when the last transfer is
-completed. Being read does not change a page's rank, ``touch`` does. Leaves go before their parents: a page that another
-page in this tier hangs under is not dropped.
+completed. Being read does not change a page's rank, ``touch`` does.
+
+Leaves go before their parents: a page that another page in this tier hangs under is not dropped. So the policy orders
+the leaves only; a page whose last child was dropped goes next, as a prefix that nobody uses goes as a whole, unless it
+was used itself since it became a parent.
 """
 
 from collections import Counter
@@ -33,6 +36,8 @@ class SlotBook:
         self._doomed: set[int] = set()  # being read, forgotten: free when the last reader has gone
         self._withdrawn: set[int] = set()  # not given out; those that hold a page do so until it goes
         self._children: Counter[ContentKey] = Counter()
+        self._used_parents: set[int] = set()  # touched since they have children
+        self._next: dict[int, None] = {}  # leaves that go before those of the policy, the last one first
         self.num_slots = num_slots
         self.evicted = 0
 
@@ -93,7 +98,8 @@ class SlotBook:
     def complete_store(self, slot: int, succeeded: bool) -> None:
         self._writing.remove(slot)
         if succeeded:
-            self._policy.add(np.array([slot], np.int32))
+            if self._is_leaf(slot):
+                self._policy.add(np.array([slot], np.int32))
         else:
             self._leave(slot)
             self._give_back(slot)
@@ -104,7 +110,7 @@ class SlotBook:
         self._free = [slot for slot in self._free if slot not in taken]
         for slot, page in zip(slots, pages, strict=True):
             self._enter(slot, page)
-        self._policy.add(np.array(slots, np.int32))
+        self._policy.add(np.array([slot for slot in slots if self._is_leaf(slot)], np.int32))
 
     def prepare_load(self, key: ContentKey) -> int | None:
         slot = self._slot_of.get(key)
@@ -125,9 +131,10 @@ class SlotBook:
     def touch(self, keys: Iterable[ContentKey]) -> None:
         """These pages were used: the last of them is the last to go."""
         used = [slot for key in keys if (slot := self._slot_of.get(key)) is not None and slot not in self._writing]
-        slots = np.array(list(dict.fromkeys(used)), np.int32)
-        self._policy.remove(slots)
-        self._policy.add(slots)
+        leaves = [slot for slot in dict.fromkeys(used) if self._is_leaf(slot)]
+        self._used_parents.update(slot for slot in used if not self._is_leaf(slot))
+        self._take_out(leaves)
+        self._policy.add(np.array(leaves, np.int32))
 
     def forget(self, keys: Iterable[ContentKey]) -> list[int]:
         """Drops pages; returns their slots, those being read included. Pages being written stay."""
@@ -136,13 +143,8 @@ class SlotBook:
             slot = self._slot_of.get(key)
             if slot is None or slot in self._writing:
                 continue
-            self._leave(slot)
-            self._policy.remove(np.array([slot], np.int32))
+            self._drop(slot)
             dropped.append(slot)
-            if slot in self._readers:
-                self._doomed.add(slot)
-            else:
-                self._give_back(slot)
         return dropped
 
     def forget_slots(self, slots: Sequence[int]) -> list[int]:
@@ -163,13 +165,15 @@ class SlotBook:
 
     def victims(self, count: int) -> list[int]:
         """Up to ``count`` slots that could be dropped, the first to go first, leaves before their parents."""
+        found = [slot for slot in reversed(self._next) if slot not in self._readers][:count]
         look_ahead = count
-        while True:
+        while len(found) < count:
             offered = self._policy.victims(look_ahead).tolist()
-            found = [slot for slot in offered if slot not in self._readers and self._is_leaf(slot)]
-            if len(found) >= count or len(offered) < look_ahead:
-                return found[:count]
+            unread = [slot for slot in offered if slot not in self._readers]
+            if len(found) + len(unread) >= count or len(offered) < look_ahead:
+                return (found + unread)[:count]
             look_ahead *= 2
+        return found
 
     def grow(self, num_slots: int) -> None:
         self._free[:0] = range(num_slots - 1, self.num_slots - 1, -1)
@@ -191,20 +195,50 @@ class SlotBook:
             page = self._page_of[slot]
             if page.key != keep:
                 self.evicted += 1
-                return len(self.forget([page.key]))
+                self._drop(slot, parent_follows=True)
+                return 1
         return 0
+
+    def _drop(self, slot: int, parent_follows: bool = False) -> None:
+        self._leave(slot, parent_follows)
+        if slot in self._readers:
+            self._doomed.add(slot)
+        else:
+            self._give_back(slot)
+
+    def _take_out(self, slots: Sequence[int]) -> None:
+        """Of the order in which leaves go."""
+        self._policy.remove(np.array(slots, np.int32))
+        for slot in slots:
+            self._next.pop(slot, None)
 
     def _enter(self, slot: int, page: Page) -> None:
         self._page_of[slot] = page
         self._slot_of[page.key] = slot
         self._children[page.parent] += 1
+        parent = self._slot_of.get(page.parent)
+        if parent is not None and self._children[page.parent] == 1:
+            self._take_out([parent])
 
-    def _leave(self, slot: int) -> None:
+    def _leave(self, slot: int, parent_follows: bool = False) -> None:
         page = self._page_of.pop(slot)
         del self._slot_of[page.key]
+        self._used_parents.discard(slot)
+        self._take_out([slot])
         self._children[page.parent] -= 1
         if not self._children[page.parent]:
             del self._children[page.parent]
+            self._became_leaf(page.parent, parent_follows)
+
+    def _became_leaf(self, key: ContentKey, goes_next: bool) -> None:
+        slot = self._slot_of.get(key)
+        if slot is None or slot in self._writing:
+            return
+        if goes_next and slot not in self._used_parents:
+            self._next[slot] = None
+        else:
+            self._policy.add(np.array([slot], np.int32))
+        self._used_parents.discard(slot)
 
     def check(self) -> None:
         """Raises InvariantError unless slots, pages and the policy agree."""
@@ -220,4 +254,7 @@ class SlotBook:
             raise InvariantError("a slot of a tier is free twice, or free and taken")
         if self._children != Counter(page.parent for page in self._page_of.values()):
             raise InvariantError("the children of a tier's pages are counted wrong")
-        self._policy.check(np.array(sorted(set(self._page_of) - self._writing), np.int32))
+        leaves = {slot for slot in self._page_of if slot not in self._writing and self._is_leaf(slot)}
+        if not leaves.issuperset(self._next) or not self._used_parents.isdisjoint(leaves | self._writing):
+            raise InvariantError("a tier's page counts as another kind in the order in which pages go")
+        self._policy.check(np.array(sorted(leaves.difference(self._next)), np.int32))
