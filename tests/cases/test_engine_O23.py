@@ -1,7 +1,7 @@
 """Open case O-23 through the engine: progress under pressure. Time is counted in steps.
 
-(a) is about prefixes loaded from the host tier; there is none yet, so the prefixes are found on the device. (c) delays
-the release of what finished requests held. What a preempted branch held is free at once by design: the engine preempts
+(a) with prefixes that are found on the device, and with prefixes that come from the host tier. (c) delays the release
+of what finished requests held. What a preempted branch held is free at once by design: the engine preempts
 between two steps, where nothing can touch a block (RELIABILITY I5), and counts on it in the same pass.
 """
 
@@ -15,7 +15,10 @@ import pytest
 from kvpager.cache.paged_cache import PagedCache
 from kvpager.cache.step import Step
 from kvpager.engine import Engine, Request, Sampling
+from kvpager.types import TierKind
 from tests.engine.engines import ask, assert_idle, block_counts, checked_step, drive, first_choices, wrapped
+from tests.engine.tiers import StepMover, assert_still, empty_device, host, put_below
+from tests.engine.tiers import drive as drive_passes
 from tests.tiny_model import random_tokens, ref, sharp_prompt, tiny_model
 
 NEW = 60
@@ -53,6 +56,36 @@ def test_two_requests_that_hold_found_prefixes_and_need_more_both_end(max_batch_
         assert [done.prefix_tokens for done in first_choices(requests)] == [192, 192]
         assert steps <= 3 * 2 * (80 // min(80, max_batch_tokens) + 1 + 48)
         assert_idle(engine)
+
+
+@pytest.mark.parametrize("is_slow", [False, True], ids=["prompt", "slow"])
+def test_two_requests_that_load_prefixes_and_need_more_both_end(is_slow: bool) -> None:
+    """12 pages from the host each, 20 needed each, at once: 40 of 32. Loads take some passes, or none."""
+    generator = random.Random(230)
+    prefixes = [random_tokens(generator, 12 * 16) for _ in range(2)]
+    prompts = [sharp_prompt(generator, 5 * 16, 48, prefix=prefix) for prefix in prefixes]
+    with open_engine() as engine:
+        passes = [0]
+        put_below(engine, host(engine, 100), mover=StepMover(lambda lane: is_slow and passes[0] % 5 != 0))
+        ask(engine, [[*prefix, 1] for prefix in prefixes], Sampling(max_tokens=1))
+        drive_passes(engine)
+        passes[0] = 0
+        empty_device(engine)
+        requests = ask(engine, prompts, Sampling(max_tokens=48))
+        held = 0
+
+        def between(number: int) -> None:
+            nonlocal held
+            passes[0] = number
+            held = max(held, block_counts(engine).moving)
+
+        steps = drive_passes(engine, between)
+        assert_right(requests, prompts, 48)
+        assert [done.prefix_by_tier for done in first_choices(requests)] == [{TierKind.HOST: 192}] * 2
+        assert engine.cache.statistics().tiers[0].loaded.pages == 24  # none of them twice
+        assert held == (12 if is_slow else 0)  # the second loads when there is room for all that it needs
+        assert steps <= 3 * 2 * (1 + 48)
+        assert_still(engine)
 
 
 def test_two_running_requests_that_both_need_more_than_is_left_take_turns() -> None:

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from kvpager.config import DiskTier, HostTier
+from kvpager.config import DiskTier, HostTier, RemoteTier
 from kvpager.engine import Engine, Request, Sampling
 from kvpager.types import TierKind
 from tests.engine.determinism import Recorder, Rows
@@ -43,7 +43,7 @@ class Way:
     options: dict[str, object] = field(default_factory=dict)
 
 
-HOST, DISK, DEVICE = TierKind.HOST, TierKind.DISK, TierKind.DEVICE
+HOST, DISK, REMOTE, DEVICE = TierKind.HOST, TierKind.DISK, TierKind.REMOTE, TierKind.DEVICE
 WAYS = {
     "cold": Way(warm=False, moves=False),
     "device hit": Way(moves=False, hits=(DEVICE,)),
@@ -51,6 +51,7 @@ WAYS = {
     "host hit, back": Way(("host",), hits=(HOST,), options={"write_back": "back"}),
     "host hit, selective": Way(("host",), hits=(HOST,), options={"write_back": "selective"}),
     "disk hit": Way(("disk",), hits=(DISK,)),
+    "remote hit": Way(("remote",), hits=(REMOTE,)),
     "small host over disk": Way(("small host", "disk"), hits=(DISK,)),
     "preempted, through": Way(("host",), warm=False, moves=False, preempt_every=4),
     "preempted, back": Way(("small host", "disk"), preempt_every=5, options={"write_back": "back"}),
@@ -61,7 +62,12 @@ WAYS = {
 
 
 def open_engine(path: Way, folder: Path, deterministic: bool, mover: bool = True) -> Engine:
-    tiers = {"host": HostTier(pages=500), "small host": HostTier(pages=20), "disk": DiskTier(folder, "64 MiB")}
+    tiers = {
+        "host": HostTier(pages=500),
+        "small host": HostTier(pages=20),
+        "disk": DiskTier(folder, "64 MiB"),
+        "remote": RemoteTier("memory:///"),
+    }
     engine = Engine(
         tiny_model(),
         page_size=16,

@@ -16,13 +16,15 @@ from kvpager.engine.load_or_compute import LoadOrCompute
 from kvpager.engine.loading import Stage
 from kvpager.tiers.tier import LowerTier
 from kvpager.types import TierKind
-from tests.engine.engines import answers, ask, block_counts, first_choices, force_preemption, wrapped
+from tests.engine.engines import ask, block_counts, first_choices, force_preemption, wrapped
 from tests.engine.tiers import (
+    Asked,
     BreakingHost,
     LosingHost,
     LyingHost,
     StepMover,
     VirtualClock,
+    answers,
     assert_still,
     checked_pass,
     drive,
@@ -301,6 +303,95 @@ def test_a_request_can_be_cancelled_in_every_moment_of_a_load(prompts: list[list
                 assert_still(engine)
                 counts = block_counts(engine)
                 assert counts.free + counts.cached == total
+
+
+# -- a tier that has to be asked ------------------------------------------------------------------------------------
+
+
+def asked(engine: Engine) -> LowerTier:
+    return Asked(engine.layout.block_stride, 500)
+
+
+def test_a_remote_tier_is_asked_once_and_nobody_waits_for_its_answer(prompts: list[list[int]]) -> None:
+    with below(asked) as (engine, switch, _):
+        store(engine, prompts[:1])
+        assert engine.cache.lower is not None
+        tier: Any = engine.cache.lower.migration.tiers[0]
+        tier.known.clear()
+        tier.questions = 0
+        switch.is_held = True
+        requests = ask(engine, prompts[:2], GREEDY)
+        for _ in range(4):
+            checked_pass(engine)
+        assert engine.loading.stage(requests[0].branches[0]) is Stage.ASKING
+        assert engine.loading.stage(requests[1].branches[0]) is Stage.ASKING  # who knows?
+        switch.is_held = False
+        drive(engine)
+        assert_right(requests, prompts[:2])
+        assert requests[0].completions()[0].prefix_by_tier == {TierKind.REMOTE: 96}
+        assert tier.questions == 2
+
+
+def test_a_question_without_an_answer_costs_its_deadline(prompts: list[list[int]]) -> None:
+    with below(asked, deadline=0.2) as (engine, switch, clock):
+        store(engine, prompts[:1])
+        assert engine.cache.lower is not None
+        tier: Any = engine.cache.lower.migration.tiers[0]
+        tier.known.clear()
+        switch.is_held = True
+        requests = ask(engine, prompts[:2], GREEDY)
+        assert engine.prefetch(prompts[3]) is False  # somebody waits
+        for _ in range(25):
+            clock.now += 0.01
+            checked_pass(engine)
+        assert [len(request.branches[0].output) > 0 for request in requests] == [True, True]
+        drive(engine)
+        assert_right(requests, prompts[:2])
+
+
+def test_a_request_can_be_cancelled_while_a_tier_is_asked(prompts: list[list[int]]) -> None:
+    with below(asked) as (engine, switch, _):
+        switch.is_held = True
+        (request,) = ask(engine, prompts[:1], GREEDY)
+        checked_pass(engine)
+        assert engine.statistics().loading == 1
+        engine.cancel(request.id)
+        engine.check()
+        assert not engine.has_work
+
+
+def test_a_hint_asks_too(prompts: list[list[int]]) -> None:
+    with below(asked) as (engine, _, _):
+        store(engine, prompts[:1])
+        assert engine.cache.lower is not None
+        tier: Any = engine.cache.lower.migration.tiers[0]
+        tier.known.clear()
+        assert engine.prefetch(prompts[0])
+        assert answers(engine, prompts[1:2], GREEDY) == [ref(prompts[1], NEW)]  # passes in which it is followed up
+        assert engine.cache.lookup(prompts[0]).num_tokens == 96
+
+
+# -- transfers that never end ---------------------------------------------------------------------------------------
+
+
+def test_a_request_whose_blocks_a_hung_transfer_holds_ends_with_an_error(
+    prompts: list[list[int]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("kvpager.engine.engine._HUNG_SECONDS", 0.0)
+    with below(num_blocks=9, deadline=0.2) as (engine, switch, clock):
+        store(engine, prompts[:1])
+        switch.is_held = True
+        request, other = ask(engine, [prompts[0], prompts[1]], Sampling(max_tokens=4))
+        small = engine.submit(prompts[2][:20], Sampling(max_tokens=4))
+        checked_pass(engine)
+        clock.now += 1.0
+        passes = drive(engine, most=200)
+        assert passes < 50
+        reasons = [each.completions()[0].finish_reason for each in (request, other, small)]
+        assert reasons == [FinishReason.ERROR, FinishReason.ERROR, FinishReason.LENGTH]  # the small one fits
+        assert "does not answer" in request.completions()[0].error
+        switch.is_held = False
+        assert answers(engine, prompts[1:2], GREEDY) == [ref(prompts[1], NEW)]
 
 
 # -- preemption -----------------------------------------------------------------------------------------------------

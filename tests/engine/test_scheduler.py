@@ -490,3 +490,12 @@ def test_the_world_notices_a_broken_scheduler(broken: Callable[..., Decision], c
 
     with pytest.raises(AssertionError, match=complaint):
         run_it()
+
+
+def test_newcomers_leave_the_blocks_that_are_reserved_for_branches_being_loaded() -> None:
+    newcomer = [waiting(2, 64, blocks=5)]
+    assert decide(LIMITS, [running(1, 16, 17)], newcomer, 12, reserved=6).admitted == ()
+    assert decide(LIMITS, [running(1, 16, 17)], newcomer, 12, reserved=5).admitted == (Admission(2, 0),)
+    assert decide(LIMITS, [], newcomer, 7, reserved=3).admitted == ()  # though nothing runs
+    assert decide(LIMITS, [], newcomer, 3, reserved=0).admitted == (Admission(2, 0),)  # the control
+    assert decide(LIMITS, [running(1, 16, 17)], [], 1, reserved=9).work == {1: 1}  # running ones may take them

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from kvpager import assemble
-from kvpager.engine import Engine, TokenEvent
+from kvpager.engine import Engine, Sampling, TokenEvent
 from kvpager.engine.load_or_compute import Choice, LoadOrCompute, Offer, Reason
 from kvpager.errors import TierError
 from kvpager.eviction.lru import LRU
@@ -18,8 +18,8 @@ from kvpager.tiers.host import HostStore
 from kvpager.tiers.migration import WriteBack
 from kvpager.tiers.mover import Job, Mover, run_job
 from kvpager.tiers.tier import LowerTier, Slot
-from kvpager.types import ContentKey
-from tests.engine.engines import MAX_STEPS, block_counts
+from kvpager.types import ContentKey, TierKind
+from tests.engine.engines import MAX_STEPS, ask, block_counts, first_choices
 
 
 class VirtualClock:
@@ -96,6 +96,29 @@ class LyingHost(LosingHost):
         super().complete_load(slot, None)
 
 
+class Asked(HostStore):
+    """A tier whose books know nothing: it has to be asked about every page."""
+
+    kind = TierKind.REMOTE
+    name = "remote"
+
+    def __init__(self, page_bytes: int, num_slots: int) -> None:
+        super().__init__(page_bytes, num_slots, LRU(num_slots))
+        self.known: set[ContentKey] = set()
+        self.questions = 0
+
+    def contains(self, key: ContentKey) -> bool | None:
+        return super().contains(key) if key in self.known else None
+
+    def probe(self, keys: Sequence[ContentKey]) -> list[bool]:
+        self.questions += 1
+        return super().probe(keys)
+
+    def learn(self, keys: Sequence[ContentKey], found: Sequence[bool] | None) -> None:
+        if found is not None:
+            self.known |= {key for key, is_there in zip(keys, found, strict=True) if is_there}
+
+
 class BreakingHost(HostStore):
     """A tier with a circuit breaker: not asked any more once it was late too often."""
 
@@ -153,7 +176,7 @@ def checked_pass(engine: Engine) -> list[TokenEvent]:
         usage = tier.usage
         assert usage.free + usage.used + usage.cached + usage.moving == usage.blocks
         assert min(usage.free, usage.used, usage.cached, usage.moving) >= 0
-        assert usage.used_bytes <= usage.capacity_bytes
+        assert usage.kind is TierKind.REMOTE or usage.used_bytes <= usage.capacity_bytes
     return events
 
 
@@ -165,6 +188,13 @@ def drive(engine: Engine, between: Callable[[int], object] = lambda number: None
             return number
         checked_pass(engine)
     raise AssertionError(f"not done after {most} passes")
+
+
+def answers(engine: Engine, prompts: Sequence[list[int]], sampling: Sampling) -> list[list[int]]:
+    """The tokens of each prompt's first choice, every pass checked."""
+    requests = ask(engine, prompts, sampling)
+    drive(engine)
+    return [list(done.token_ids) for done in first_choices(requests)]
 
 
 def empty_device(engine: Engine) -> None:

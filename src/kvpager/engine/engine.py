@@ -51,6 +51,7 @@ from kvpager.types import TierKind
 Prompt = str | List[int]
 
 _CONTEXT_TOKENS = 6  # of the prompt, for the detokenizer
+_HUNG_SECONDS = 60.0  # without a token, while transfers that do not end hold the blocks that are needed
 _NO_SAMPLING = Sampling()
 _NO_SCOPE = Scope()
 
@@ -95,6 +96,7 @@ class Engine:
         self._starts = StartCounts()
         self._generated_tokens = self._preemptions = self._steps = self._finished = 0
         self._model_seconds = self._bookkeeping_seconds = self._sampling_seconds = 0.0
+        self._stuck_since: float | None = None
         self._is_open, self._is_stepping = True, False
         self._cancelled_meanwhile: list[int] = []
         self._resources = ExitStack()
@@ -313,11 +315,27 @@ class Engine:
         work = [(self._running[key], count) for key, count in decision.work.items()]
         if not work:
             if self.has_work:
-                self.loading.rest()
+                self._rest(queue, begin)
             return []
+        self._stuck_since = None
         self._steps += 1
         pieces = [work] if self.chunk is None else [[item] for item in work]
         return [event for piece in pieces if self._still_fits(piece) for event in self._compute(piece)]
+
+    def _rest(self, queue: list[Branch], now: float) -> None:
+        """Nothing can run. Transfers are waited for, but not without end: who needs the blocks they hold then fails."""
+        waits_for_load = self.loading.num_loading > 0
+        if not self.loading.rest() or waits_for_load or self._stuck_since is None:
+            self._stuck_since = now
+        elif now - self._stuck_since > _HUNG_SECONDS:
+            running = sorted(self._running.values(), key=lambda branch: (-branch.rank, branch.key))
+            self._fail((running or queue)[0], "a lower tier does not answer and holds the blocks that it needs")
+
+    def _fail(self, branch: Branch, error: str) -> None:
+        """Ends a branch, and those that were to be forked from it."""
+        for each in (branch, *_forks_to_come(branch)):
+            self._finish(each, FinishReason.ERROR, error)
+            self._deliver(self._event(each, None, ""))
 
     def _still_fits(self, work: list[tuple[Branch, int]]) -> bool:
         """Whether the blocks that were counted on are there: between two steps of a pass, cached pages go down."""
@@ -466,9 +484,7 @@ class Engine:
             chosen = self._sample([branches[i] for i in due], logits)
         except BaseException as error:
             for branch in branches:
-                for each in (branch, *_forks_to_come(branch)):
-                    self._finish(each, FinishReason.ERROR, f"the model failed: {error}")
-                    self._deliver(self._event(each, None, ""))
+                self._fail(branch, f"the model failed: {error}")
             raise
         self._bookkeeping_seconds += opened - begin + closed - computed
         self._model_seconds += computed - opened

@@ -171,10 +171,12 @@ class Loading:
         if not queue:
             self._follow_hints(room)
 
-    def rest(self) -> None:
-        """Nothing can run: waits a little for a transfer to end, if any is under way."""
-        if self.is_used and self._lower.migration.num_open:
-            self._lower.wait(_PATIENCE, idle=True)
+    def rest(self) -> bool:
+        """Nothing can run: waits a little for a transfer to end. Whether any is under way."""
+        if self._cache.lower is None or not self._cache.lower.migration.num_open:
+            return False
+        self._cache.lower.wait(_PATIENCE, idle=True)
+        return True
 
     def leave(self, branch: "Branch") -> dict[int, TierKind]:
         """The branch starts or ends; returns which pages were loaded for it. A load that is under way goes on."""

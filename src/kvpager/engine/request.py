@@ -85,6 +85,11 @@ class Completion:
     logprobs: tuple[SampledToken, ...] = ()
     error: str = ""
 
+    @property
+    def computed_tokens(self) -> int:
+        """Of the prompt."""
+        return self.prompt_tokens - self.prefix_tokens
+
 
 @dataclass(slots=True, eq=False)
 class Branch:
