@@ -294,6 +294,8 @@ class World:
         for tier in self.tiers:
             if isinstance(tier, SimulatedDisk):
                 self.happened.update(tier.happened)
+            else:
+                self.happened["quarantined"] += tier.statistics().quarantined
         self.happened["hung"] += self.mover.num_hung
         self.cache.close()
         assert self.mover.num_open == 0
