@@ -294,6 +294,8 @@ class World:
         for tier in self.tiers:
             if isinstance(tier, SimulatedDisk):
                 self.happened.update(tier.happened)
+            else:
+                self.happened["quarantined"] += tier.statistics().quarantined
         self.happened["hung"] += self.mover.num_hung
         self.cache.close()
         assert self.mover.num_open == 0
@@ -530,6 +532,7 @@ class World:
         if self.host is None:
             return
         book = self.host._book
+        self._rotten = {slot: key for slot, key in self._rotten.items() if _holds(self.host, slot, key)}
         for slot, page in book._page_of.items():
             if slot not in book._writing and slot not in self._rotten and self._random.random() < 0.5:
                 self.host._arena.blocks[slot][self._random.randrange(self.layout.block_stride)] ^= 1
@@ -592,9 +595,9 @@ class World:
 
     def _check_host(self, tier: HostStore) -> None:
         book = tier._book
-        self._rotten = {slot: key for slot, key in self._rotten.items() if _holds(tier, slot, key)}
+        rotten = {slot for slot, key in self._rotten.items() if _holds(tier, slot, key)}
         where = {book._slot_of[page.key]: self.truth.names[page.key] for page in tier.pages()}
-        self.truth.check(tier._arena.blocks, {at: where[at] for at in where.keys() - self._rotten.keys()}, tier.name)
+        self.truth.check(tier._arena.blocks, {at: where[at] for at in where.keys() - rotten}, tier.name)
 
     def _check_media(self, media: Media) -> None:
         sound = [stored for stored in media.stored.values() if not stored.is_rotten]

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 
 _NOWHERE = TierKind.NONE
 _PATIENCE = 0.05  # seconds between two looks at the clock
+_LONGEST_WAIT = 60.0  # seconds for pages of one prompt, where no deadline was set: a wait has to have an end
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,11 +119,11 @@ class LowerPages:
         root_key = self._cache._root_key(scope)
         walk = _Walk(self._cache, self.migration, root_key, labels)
         depth = walk.usable_depth()
-        device_tokens = self._cache._match(tokens, scope, limit).num_tokens
-        missing = tuple(walk.missing(depth)) if depth * page_size > device_tokens else ()
+        missing = tuple(walk.missing(depth))
         unknown = self.migration.unknown(walk.unknown_keys(depth)) if self.migration.must_ask else None
         if not missing and unknown is None:
             return None
+        device_tokens = self._cache._match(tokens, scope, limit).num_tokens
         question = None if unknown is None else (unknown[0], tuple(unknown[1]))
         return LowerMatch(root_key, self._cache.epoch, tuple(labels[:depth]), depth, device_tokens, missing, question)
 
@@ -167,14 +168,15 @@ class LowerPages:
 
     def bring_up(self, tokens: "array[int]", scope: Scope, limit: int) -> Promotion | None:
         """Finds, asks, promotes and waits for it all: for callers that have nothing else to do meanwhile."""
+        stop_at = self.migration.now() + _LONGEST_WAIT
         match = self.find(tokens, scope, limit)
         probe = None if match is None else self.probe(match)
         if probe is not None:
-            while not probe.is_done:
+            while not probe.is_done and self.migration.now() < stop_at:
                 self.wait(_PATIENCE)
             match = self.find(tokens, scope, limit)
         promotion = None if match is None else self.promote(match)
-        while promotion is not None and not promotion.is_over:
+        while promotion is not None and not promotion.is_over and self.migration.now() < stop_at:
             self.wait(_PATIENCE)
         return promotion
 
@@ -308,68 +310,86 @@ class LowerPages:
 
 
 class _Walk:
-    """Where each page of a prompt is, page by page and layer group by layer group."""
+    """Where the pages of a prompt are, layer group by layer group. Looks at no more pages than the answer needs: those
+    of full-attention groups as far as they reach, and then what the windows see at the end of that.
+    """
 
     def __init__(self, cache: "PagedCache", migration: Migration, root_key: ContentKey, labels: List[bytes]) -> None:
-        self._layout = cache.layout
+        self._page_size = cache.layout.page_size
         self._windows = [group.window for group in cache.layout.groups]
-        self._full = [g for g, window in enumerate(self._windows) if window is None]
         self._migration = migration
         self._labels = labels
-        index = cache.index
-        root = index.find_root(root_key)
-        chain: list[NodeId] = [] if root is None else index.match(root, list(labels))
-        self._blocks = [index.blocks_in_group(chain, group) for group in range(cache.layout.num_groups)]
-        self._keys: list[ContentKey] = [root_key, *(index.key(node) for node in chain)]  # of a page's parent, then it
-        self._width = 4 * cache.layout.page_size
-        self._places: list[list[TierKind]] = [[] for _ in self._windows]
-        for page in range(len(labels)):
-            if not self._add(page) and self._full:
-                break
+        self._index = cache.index
+        root = cache.index.find_root(root_key)
+        self._chain: list[NodeId] = [] if root is None else cache.index.match(root, list(labels))
+        self._blocks = [cache.index.blocks_in_group(self._chain, group) for group in range(len(self._windows))]
+        last = cache.index.key(self._chain[-1]) if self._chain else root_key
+        self._root_key = root_key
+        self._keys = [last]  # of the last page of the chain, and of those behind it
 
-    def _add(self, page: int) -> bool:
-        """Looks for one more page. False: no sequence can use it, for a full-attention group lacks it."""
-        self._key(page)
-        places = [self._place(page, group) for group in range(len(self._windows))]
-        if any(places[group] is _NOWHERE for group in self._full):
-            return False
-        for group, place in enumerate(places):
-            self._places[group].append(place)
-        return True
+    def usable_depth(self) -> int:
+        """The largest number of pages behind which every group has, or can get, what a query sees."""
+        depth = self._reach()
+        while depth and (gap := self._first_gap(depth)) is not None:
+            depth = gap  # every depth between sees it too
+        return depth
+
+    def _reach(self) -> int:
+        """How many pages from the start no full-attention group lacks."""
+        full = [group for group, window in enumerate(self._windows) if window is None]
+        if not full:
+            return len(self._labels)
+        columns = [self._blocks[group] for group in full]
+        page = min(column.index(None) if None in column else len(column) for column in columns)
+        while page < len(self._labels) and all(self._place(page, group) is not _NOWHERE for group in full):
+            page += 1
+        return page
+
+    def _first_gap(self, depth: int) -> int | None:
+        """The first page that a query behind ``depth`` pages would see and some windowed group lacks."""
+        gaps = [
+            page
+            for group, window in enumerate(self._windows)
+            if window is not None
+            for page in range(self._first(depth, group), depth)
+            if self._place(page, group) is _NOWHERE
+        ]
+        return min(gaps, default=None)
+
+    def _first(self, depth: int, group: int) -> int:
+        first = first_visible_page(depth * self._page_size, self._windows[group], self._page_size)
+        return min(first, max(depth - 1, 0))
 
     def _place(self, page: int, group: int) -> TierKind:
-        column = self._blocks[group]
-        if page < len(column) and column[page] is not None:
+        if self._is_resident(page, group):
             return TierKind.DEVICE
         tier = self._migration.find(block_key(self._key(page), group))
         return _NOWHERE if tier is None else tier.kind
 
+    def _is_resident(self, page: int, group: int) -> bool:
+        return page < len(self._chain) and self._blocks[group][page] is not None
+
     def _key(self, page: int) -> ContentKey:
-        while len(self._keys) <= page + 1:
-            label = self._labels[len(self._keys) - 1]
-            self._keys.append(page_key(self._keys[-1], label[: self._width], label[self._width :]))
-        return self._keys[page + 1]
-
-    def usable_depth(self) -> int:
-        """The largest number of pages behind which every group has, or can get, what a query sees."""
-        depth = len(self._places[0])
-        while depth and any(
-            _NOWHERE in self._places[group][self._first(depth, group) : depth] for group in range(len(self._windows))
-        ):
-            depth -= 1
-        return depth
-
-    def _first(self, depth: int, group: int) -> int:
-        page_size = self._layout.page_size
-        return min(first_visible_page(depth * page_size, self._windows[group], page_size), max(depth - 1, 0))
+        """Of a page of the prompt; of page -1, the root's."""
+        if page < len(self._chain):
+            return self._index.key(self._chain[page]) if page >= 0 else self._root_key
+        width = 4 * self._page_size
+        while len(self._chain) + len(self._keys) <= page + 1:
+            label = self._labels[len(self._chain) + len(self._keys) - 1]
+            self._keys.append(page_key(self._keys[-1], label[:width], label[width:]))
+        return self._keys[page + 1 - len(self._chain)]
 
     def missing(self, depth: int) -> list[MissingPage]:
         """In the order in which they are useful: the first pages of all groups first."""
-        return [
-            MissingPage(page, group, self._page(page, group), self._places[group][page])
-            for page in range(depth)
+        wanted = [
+            (page, group)
             for group in range(len(self._windows))
-            if page >= self._first(depth, group) and self._places[group][page] is not TierKind.DEVICE
+            for page in range(self._first(depth, group), depth)
+            if not self._is_resident(page, group)
+        ]
+        return [
+            MissingPage(page, group, self._page(page, group), self._place(page, group))
+            for page, group in sorted(wanted)
         ]
 
     def unknown_keys(self, depth: int) -> list[ContentKey]:
@@ -381,4 +401,4 @@ class _Walk:
         ]
 
     def _page(self, page: int, group: int) -> Page:
-        return Page(block_key(self._keys[page + 1], group), block_key(self._keys[page], group), group)
+        return Page(block_key(self._key(page), group), block_key(self._key(page - 1), group), group)

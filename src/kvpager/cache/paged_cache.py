@@ -200,15 +200,15 @@ class PagedCache:
         ids = None if tokens is None else token_array(tokens)
         if ids is not None and len(ids) == 0:
             raise ConfigError("the prompt has no tokens; give at least one, or None to write by hand")
+        limit = 0 if ids is None else len(ids) - 1 if max_prefix is None else min(len(ids) - 1, max_prefix)
+        if ids is not None and self._prefix_cache and self.lower is not None and came_up is None:
+            promotion = self.lower.bring_up(ids, scope, limit)  # before anything is taken: a wait can be interrupted
+            came_up = None if promotion is None else promotion.page_tier
         row = self.rows.take()
         seq = Sequence(self, row, ids, scope)
         seq.tables = tuple(PageTable(self.layout.page_size) for _ in self.layout.groups)
         self.sequences[row] = seq
         if ids is not None and self._prefix_cache:
-            limit = len(ids) - 1 if max_prefix is None else min(len(ids) - 1, max_prefix)
-            if self.lower is not None and came_up is None:
-                promotion = self.lower.bring_up(ids, scope, limit)
-                came_up = None if promotion is None else promotion.page_tier
             self._adopt(seq, self._match(ids, scope, limit), came_up or {})
             seq._root = self.index.enter_root(self._root_key(scope))
             if seq._node is None:

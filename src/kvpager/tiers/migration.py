@@ -138,7 +138,7 @@ class Migration:
 
     def unknown(self, keys: Sequence[ContentKey]) -> tuple[LowerTier, list[ContentKey]] | None:
         """A tier that would have to be asked about some of these keys, which no tier is known to have."""
-        for tier in self.tiers:
+        for tier in (tier for tier in self.tiers if tier.kind is TierKind.REMOTE):
             asked = [key for key in keys if tier.contains(key) is None and self.find(key) is None]
             if asked:
                 return tier, asked

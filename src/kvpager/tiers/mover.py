@@ -43,7 +43,7 @@ class Mover(Protocol):
 
 
 class ThreadMover:
-    """``lanes``: how many threads each lane has at most. They start when there is work for them."""
+    """``lanes``: how many threads each lane has at most. They start with the first jobs."""
 
     def __init__(self, lanes: Mapping[str, int]) -> None:
         self._lanes = {name: _Lane(name, count) for name, count in lanes.items()}
@@ -83,7 +83,7 @@ class _Lane:
 
     def put(self, job: Job, ended: "SimpleQueue[Job]") -> None:
         self._jobs.put(job)
-        if len(self._threads) < self._max_threads and (not self._threads or self._jobs.qsize() > 1):
+        if len(self._threads) < self._max_threads:  # one that hangs must not be what this job waits for
             name = f"kvpager {self._name} {len(self._threads) + 1}"
             thread = Thread(target=self._work, args=(ended,), name=name, daemon=True)
             self._threads.append(thread)
