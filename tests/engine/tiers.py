@@ -69,6 +69,9 @@ class AlwaysLoad(LoadOrCompute):
         choice = super().choose(offers, max_blocks, borders)  # type: ignore[arg-type]
         return Choice(len(offers), len(offers), Reason.UNKNOWN) if choice.reason is not Reason.ROOM else choice
 
+    def patience(self, tokens: int) -> float | None:
+        return None
+
 
 class LosingHost(HostStore):
     """Says that it has pages, and fails to read the next ``failures`` of them. ``attempts``: reads tried, by key."""

@@ -8,8 +8,8 @@
 
 Those behind a branch that is ASKING, QUEUED or LOADING may overtake it: nobody waits for another's I/O. A load begins
 when its branch would be the next to be admitted but for max_running, so that it takes no blocks that running branches
-need soon; what the branch will take besides when it starts is ``reserved`` meanwhile. A promotion holds blocks but waits
-for none, so loads can't block each other. A branch is loaded at most twice each time it waits.
+need soon; what the branch will take besides when it starts is ``reserved`` meanwhile. A promotion holds blocks, but
+waits for none, so loads can't block each other. A branch is loaded at most twice each time it waits.
 """
 
 from array import array
@@ -63,6 +63,7 @@ class _Entry:
     stage: Stage = Stage.NEW
     probe: Probe | None = None
     was_asked: bool = False
+    asks_until: float | None = None
     promotion: Promotion | None = None
     is_own: bool = False
     loads: int = 0
@@ -71,11 +72,12 @@ class _Entry:
     found: int = 0
     page_tier: dict[int, TierKind] = field(default_factory=dict)
 
-    def settle(self, page_size: int) -> None:
+    def settle(self, page_size: int, now: float) -> None:
         """Goes on where what it waited for is over."""
         promotion = self.promotion
-        if self.stage is Stage.ASKING and self.probe is not None and self.probe.is_done:
-            self.stage, self.probe = Stage.NEW, None
+        if self.stage is Stage.ASKING and self.probe is not None:
+            if self.probe.is_done or (self.asks_until is not None and now > self.asks_until):
+                self.stage, self.probe = Stage.NEW, None
         elif self.stage is Stage.LOADING and promotion is not None and promotion.is_over:
             self.promotion, self.reserved = None, 0
             self.stage = Stage.NEW  # what came for another, or came in part, is looked for again
@@ -137,8 +139,9 @@ class Loading:
         for promotion in [each for each in self._promotions if each.is_over]:
             self._promotions.remove(promotion)
             self._learn(promotion)
+        now = self._lower.migration.now()
         for entry in (*self._entries.values(), *self._hints):
-            entry.settle(self._page_size)
+            entry.settle(self._page_size, now)
 
     def advance(self, queue: "Sequence[Branch]", spare: int, is_idle: bool) -> None:
         """Looks for the next branches of the queue and begins their loads, as far as there is room.
@@ -154,7 +157,7 @@ class Loading:
             entry = self._entry(branch)
             if entry.stage in _UNDER_WAY:
                 continue
-            cost = None if entry.stage is Stage.READY else self._cost(branch)
+            cost = None if entry.stage is Stage.READY or self._must_queue(entry) else self._cost(branch)
             if cost is not None:
                 entry.blocks = cost.blocks
             if entry.blocks > room and not is_first:
@@ -205,6 +208,11 @@ class Loading:
     def _canonical(self, tokens: int) -> int:
         return tokens if self._chunk is None else tokens // self._chunk * self._chunk
 
+    def _must_queue(self, entry: _Entry) -> bool:
+        """Whether other loads still come first. Those that are late are not waited for."""
+        is_full = not self._lower.migration.has_room_for_load
+        return entry.stage is Stage.QUEUED and is_full and len(self._promotions) > 0
+
     def _begin(self, entry: _Entry, cost: AdmissionCost) -> None:
         """Looks for a branch that could be admitted now, and begins its load if it needs one."""
         entry.stage, entry.found = Stage.READY, cost.prefix_tokens
@@ -231,10 +239,12 @@ class Loading:
         return match
 
     def _ask(self, entry: _Entry, match: LowerMatch) -> bool:
-        """Asks a tier that has to be asked, once."""
+        """Asks a tier that has to be asked, once. What comes too late for this prompt serves the next one."""
         if entry.was_asked or match.unknown is None:
             return False
         entry.probe, entry.was_asked, entry.stage = self._lower.probe(match), True, Stage.ASKING
+        patience = self.model.patience(entry.limit - match.num_pages * self._page_size)
+        entry.asks_until = None if patience is None else self._lower.migration.now() + patience
         return True
 
     def _under_way(self, match: LowerMatch) -> Promotion | None:
@@ -250,10 +260,9 @@ class Loading:
         entry.loads += 1
 
     def _queue(self, entry: _Entry, match: LowerMatch) -> None:
-        """Other loads come first; those that are late are not waited for."""
-        if self._promotions:
-            entry.stage = Stage.QUEUED
-        else:
+        entry.stage = Stage.QUEUED
+        if not self._must_queue(entry):
+            entry.stage = Stage.READY
             self.model.note(Choice(0, len(self._offers(match)), Reason.BUSY))
 
     def _load(self, entry: _Entry, match: LowerMatch, max_blocks: int) -> Promotion | None:
