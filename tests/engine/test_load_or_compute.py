@@ -144,3 +144,9 @@ def test_decisions_are_counted_and_explained() -> None:
     assert made.explain().endswith(
         "against 20 ms to compute all; host 0.001 GB/s after 1 ms, disk 0.001 GB/s after 500 ms, prefill 1000 tokens/s"
     )
+
+
+def test_patience_for_an_answer_is_half_the_time_of_computing() -> None:
+    assert LoadOrCompute(PAGE, BLOCK).patience(100) is None
+    assert model(prefill=1e3).patience(100) == pytest.approx(0.05)
+    assert model(prefill=1e3).patience(-5) == 0

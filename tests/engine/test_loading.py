@@ -349,6 +349,23 @@ def test_a_question_without_an_answer_costs_its_deadline(prompts: list[list[int]
         assert_right(requests, prompts[:2])
 
 
+def test_nobody_waits_for_an_answer_longer_than_computing_takes(prompts: list[list[int]]) -> None:
+    with below(asked) as (engine, switch, clock):
+        engine.loading.model = LoadOrCompute(engine.layout.page_size, engine.layout.block_stride)
+        engine.loading.model.stepped(1000, 0, 1.0)
+        switch.is_held = True
+        (request,) = ask(engine, prompts[:1], GREEDY)
+        for _ in range(4):
+            clock.now += 0.01
+            checked_pass(engine)
+        assert not request.branches[0].output  # 99 tokens take 0.1 s: worth waiting half of that
+        clock.now += 0.02
+        checked_pass(engine)
+        assert len(request.branches[0].output) == 1
+        drive(engine)
+        assert_right([request], prompts[:1])
+
+
 def test_a_request_can_be_cancelled_while_a_tier_is_asked(prompts: list[list[int]]) -> None:
     with below(asked) as (engine, switch, _):
         switch.is_held = True

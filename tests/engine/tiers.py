@@ -69,6 +69,9 @@ class AlwaysLoad(LoadOrCompute):
         choice = super().choose(offers, max_blocks, borders)  # type: ignore[arg-type]
         return Choice(len(offers), len(offers), Reason.UNKNOWN) if choice.reason is not Reason.ROOM else choice
 
+    def patience(self, tokens: int) -> float | None:
+        return None
+
 
 class LosingHost(HostStore):
     """Says that it has pages, and fails to read the next ``failures`` of them. ``attempts``: reads tried, by key."""
@@ -202,7 +205,7 @@ def empty_device(engine: Engine) -> None:
     lower = engine.cache.lower
     assert lower is not None
     lower.write_down(engine.cache.index.all_blocks().tolist())
-    lower.settle(5.0)
+    lower.settle(1e6)
     counts = block_counts(engine)
     while engine.cache.pool.counts().cached:
         assert engine.cache._reclaimer.make_free(engine.cache.pool.num_free + 1)
@@ -212,7 +215,7 @@ def empty_device(engine: Engine) -> None:
 def assert_still(engine: Engine) -> None:
     """I29, once the transfers have ended."""
     assert engine.cache.lower is not None
-    assert engine.cache.lower.settle(5.0)
+    assert engine.cache.lower.settle(1e6)
     engine.check()
     counts, statistics = block_counts(engine), engine.statistics()
     assert (counts.used, counts.moving) == (0, 0)

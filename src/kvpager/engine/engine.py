@@ -398,7 +398,7 @@ class Engine:
     def _view_waiting(self, queue: list[Branch]) -> Iterator[Waiting]:
         """Those of the queue that may start now. Lazy: a look-up is made only for those the scheduler asks about."""
         for branch in queue:
-            stage = self.loading.stage(branch)
+            stage = self.loading.turn(branch)
             if stage is Stage.NEW:
                 return  # there is no room to load it, and nobody overtakes it
             if stage is not Stage.READY:

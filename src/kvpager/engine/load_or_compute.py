@@ -27,6 +27,7 @@ from kvpager.types import TierKind
 
 _KEEP = 0.8  # weight of what was known when something new is learned: half of it has gone after three
 _RECOVERED = 0.25  # of the time expected: chance makes loads slow, but not that fast
+_PATIENCE = 0.5  # of the time that computing takes: the wait for a tier's answer
 _TRY_AGAIN = 16  # every so-many-th decision against loading all is overruled, so that rates stay known
 
 
@@ -140,6 +141,14 @@ class LoadOrCompute:
             load = max((self._loads[tier].seconds(size) for tier, size in loading.items() if size), default=0.0)
             times.append((load, (len(offers) - place) * self._page_size / rate))
         return times
+
+    def patience(self, tokens: int) -> float | None:
+        """Seconds that asking a tier for so many tokens may take; None: as long as it takes, to learn the rate.
+
+        Half of what computing them takes, so that a tier that does not answer costs at most that much again.
+        """
+        rate = self._prefill.rate
+        return None if rate is None else _PATIENCE * max(0, tokens) / rate
 
     # -- what was decided ---------------------------------------------------------------------------------------
 

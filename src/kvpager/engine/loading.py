@@ -1,21 +1,15 @@
 """Brings the pages of waiting branches up from the tiers below, before they start. Knows no model; moves no bytes.
 
-                  room for it, and found below               the load is over: done, or late
-    (queue) ---> NEW ------------------------> LOADING -------------------------------------> READY ---> (scheduler)
-                 |  ^ \\                        ^   |                                            ^
-                 |  |  +--> QUEUED ------------+   |                                            |
-                 |  |       other loads first      |                                            |
-                 |  +-- ASKING <--+                |                                            |
-                 |      a remote  |                |                                            |
-                 |  ^   tier      |                |                                            |
-                 |  +-------------+----------------+ some pages did not come: once more         |
-                 +------------------------------------------------------------------------------+
-                   nothing below, or computing is faster
+    NEW       not looked for yet, or there is no room for it now: nobody behind it starts
+    ASKING    a remote tier is asked what it has; then NEW again
+    QUEUED    a tier has pages of it, but other loads come first
+    LOADING   pages are on their way; READY when they have come, or are late, and NEW once more where some did not come
+    READY     the device has what is worth having of it: the scheduler may start it
 
-The scheduler is offered READY branches only. Those behind one that is ASKING, QUEUED or LOADING may overtake it; behind
-a NEW one, for which there is no room, nobody starts. A load begins when its branch would be the next to be admitted, so
-it takes no blocks that running branches are about to need, and what the branch will take besides is ``reserved``. A
-promotion holds blocks, but waits for none; so loads can't block each other. Every branch is loaded at most twice.
+Those behind a branch that is ASKING, QUEUED or LOADING may overtake it: nobody waits for another's I/O. A load begins
+when its branch would be the next to be admitted but for max_running, so that it takes no blocks that running branches
+need soon; what the branch will take besides when it starts is ``reserved`` meanwhile. A promotion holds blocks, but
+waits for none, so loads can't block each other. A branch is loaded at most twice each time it waits.
 """
 
 from array import array
@@ -60,7 +54,7 @@ class _Entry:
     """A prompt that is looked for below. ``limit``: tokens that may be reused.
 
     ``promotion``: what it waits for; ``is_own``: it began that load. ``reserved``: blocks it will take when it starts,
-    besides those that are being filled. ``found``: tokens that were on the device when it was READY.
+    besides those that are being filled; ``blocks``: in all. ``found``: tokens on the device when it became READY.
     """
 
     tokens: "array[int]"
@@ -69,25 +63,30 @@ class _Entry:
     stage: Stage = Stage.NEW
     probe: Probe | None = None
     was_asked: bool = False
+    asks_until: float | None = None
     promotion: Promotion | None = None
     is_own: bool = False
     loads: int = 0
     reserved: int = 0
+    blocks: int = 0
     found: int = 0
     page_tier: dict[int, TierKind] = field(default_factory=dict)
 
-    def settle(self) -> None:
+    def settle(self, page_size: int, now: float) -> None:
         """Goes on where what it waited for is over."""
         promotion = self.promotion
-        if self.stage is Stage.ASKING and self.probe is not None and self.probe.is_done:
-            self.stage, self.probe = Stage.NEW, None
+        if self.stage is Stage.ASKING and self.probe is not None:
+            if self.probe.is_done or (self.asks_until is not None and now > self.asks_until):
+                self.stage, self.probe = Stage.NEW, None
         elif self.stage is Stage.LOADING and promotion is not None and promotion.is_over:
-            came_whole = promotion.is_done and not promotion.num_failed
-            if self.is_own:
-                self.page_tier |= promotion.page_tier
-            is_ready = came_whole if self.is_own else False
-            self.stage = Stage.READY if is_ready or not promotion.is_done else Stage.NEW
             self.promotion, self.reserved = None, 0
+            self.stage = Stage.NEW  # what came for another, or came in part, is looked for again
+            if not promotion.is_done:
+                self.stage = Stage.READY  # too late
+            elif self.is_own:
+                self.page_tier |= promotion.page_tier
+                if not promotion.num_failed:
+                    self.stage, self.found = Stage.READY, promotion.match.num_pages * page_size
 
 
 class Loading:
@@ -140,8 +139,9 @@ class Loading:
         for promotion in [each for each in self._promotions if each.is_over]:
             self._promotions.remove(promotion)
             self._learn(promotion)
+        now = self._lower.migration.now()
         for entry in (*self._entries.values(), *self._hints):
-            entry.settle()
+            entry.settle(self._page_size, now)
 
     def advance(self, queue: "Sequence[Branch]", spare: int, is_idle: bool) -> None:
         """Looks for the next branches of the queue and begins their loads, as far as there is room.
@@ -157,19 +157,29 @@ class Loading:
             entry = self._entry(branch)
             if entry.stage in _UNDER_WAY:
                 continue
-            cost = self._cost(branch)
-            if entry.stage is Stage.READY:
-                self._look_for_lost(entry, cost)
-            if cost.blocks > room and not is_first:
+            cost = None if entry.stage is Stage.READY or self._must_queue(entry) else self._cost(branch)
+            if cost is not None:
+                entry.blocks = cost.blocks
+            if entry.blocks > room and not is_first:
                 if entry.stage is Stage.QUEUED:
                     entry.stage = Stage.NEW
                 break
-            if entry.stage is not Stage.READY:
+            if cost is not None:
                 self._begin(entry, cost)
-            room -= cost.blocks
+            room -= entry.blocks
             is_first = False
         if not queue:
             self._follow_hints(room)
+
+    def turn(self, branch: "Branch") -> Stage:
+        """A branch may start now. It is NEW again where pages have gone down since they were found or loaded for it."""
+        stage = self.stage(branch)
+        if self.is_used and stage is Stage.READY:
+            entry, found = self._entries[branch.key], self._cost(branch).prefix_tokens
+            if found < entry.found and entry.loads < _MAX_LOADS:
+                stage = entry.stage = Stage.NEW
+            entry.found = found
+        return stage
 
     def rest(self) -> bool:
         """Nothing can run: waits a little for a transfer to end. Whether any is under way."""
@@ -198,11 +208,10 @@ class Loading:
     def _canonical(self, tokens: int) -> int:
         return tokens if self._chunk is None else tokens // self._chunk * self._chunk
 
-    def _look_for_lost(self, entry: _Entry, cost: AdmissionCost) -> None:
-        """Pages that it would have found may have gone down while it waited for its turn."""
-        if cost.prefix_tokens < entry.found and entry.loads < _MAX_LOADS:
-            entry.stage = Stage.NEW
-        entry.found = cost.prefix_tokens
+    def _must_queue(self, entry: _Entry) -> bool:
+        """Whether other loads still come first. Those that are late are not waited for."""
+        is_full = not self._lower.migration.has_room_for_load
+        return entry.stage is Stage.QUEUED and is_full and len(self._promotions) > 0
 
     def _begin(self, entry: _Entry, cost: AdmissionCost) -> None:
         """Looks for a branch that could be admitted now, and begins its load if it needs one."""
@@ -230,10 +239,12 @@ class Loading:
         return match
 
     def _ask(self, entry: _Entry, match: LowerMatch) -> bool:
-        """Asks a tier that has to be asked, once."""
+        """Asks a tier that has to be asked, once. What comes too late for this prompt serves the next one."""
         if entry.was_asked or match.unknown is None:
             return False
         entry.probe, entry.was_asked, entry.stage = self._lower.probe(match), True, Stage.ASKING
+        patience = self.model.patience(entry.limit - match.num_pages * self._page_size)
+        entry.asks_until = None if patience is None else self._lower.migration.now() + patience
         return True
 
     def _under_way(self, match: LowerMatch) -> Promotion | None:
@@ -249,10 +260,9 @@ class Loading:
         entry.loads += 1
 
     def _queue(self, entry: _Entry, match: LowerMatch) -> None:
-        """Other loads come first; those that are late are not waited for."""
-        if self._promotions:
-            entry.stage = Stage.QUEUED
-        else:
+        entry.stage = Stage.QUEUED
+        if not self._must_queue(entry):
+            entry.stage = Stage.READY
             self.model.note(Choice(0, len(self._offers(match)), Reason.BUSY))
 
     def _load(self, entry: _Entry, match: LowerMatch, max_blocks: int) -> Promotion | None:
