@@ -15,7 +15,7 @@ from tests.tiny_model import random_tokens, ref, sharp_prompt, tiny_model
 NEW = 8
 
 
-@pytest.mark.parametrize(("num_blocks", "new_tokens"), [(64, NEW), (24, NEW), (17, 40)])
+@pytest.mark.parametrize(("num_blocks", "new_tokens"), [(24, NEW), (17, 20)])
 def test_the_numbers_add_up_over_all_tiers_after_every_pass(num_blocks: int, new_tokens: int, tmp_path: Path) -> None:
     generator = random.Random(num_blocks)
     common = random_tokens(generator, 160)
@@ -52,7 +52,7 @@ def test_the_numbers_add_up_over_all_tiers_after_every_pass(num_blocks: int, new
             assert cache.prefix.by_tier[tier] == statistics.prefix_by_tier.get(tier, 0) + resumed
         assert sum(statistics.resumptions.by_tier.values()) <= statistics.preemptions
         below = cache.prefix.by_tier[TierKind.HOST] + cache.prefix.by_tier[TierKind.DISK]
-        assert below > 0 or num_blocks != 24  # the prompts fit into 64; with 17 only the common part is asked for again
+        assert below > 0 or num_blocks != 24  # with 17 only the common part is asked for again
         assert cache.migration is not None
         assert cache.migration.io_wait_seconds == 0
         assert_still(engine)
