@@ -64,7 +64,7 @@ WAYS = {
 def open_engine(path: Way, folder: Path, deterministic: bool, mover: bool = True) -> Engine:
     tiers = {
         "host": HostTier(pages=500),
-        "small host": HostTier(pages=20),
+        "small host": HostTier(pages=8),
         "disk": DiskTier(folder, "64 MiB"),
         "remote": RemoteTier("memory:///"),
     }
@@ -121,7 +121,7 @@ def run_path(
         assert all(sum(done.prefix_by_tier.values()) == done.prefix_tokens for done in dones)
         if path.preempt_every:
             assert statistics.preemptions >= 3
-            assert statistics.resumptions.tokens[HOST] > 0
+            assert statistics.resumptions.tokens.keys() & {HOST, DISK}
         if engine.cache.lower is not None:
             assert_still(engine)
         return [
