@@ -612,7 +612,8 @@ class PagedCache:
     # -- the prefix index as a whole ----------------------------------------------------------------------------
 
     def clear_prefix(self) -> int:
-        """Forgets all findable content; returns the blocks freed. Running sequences keep their pages, unpublished."""
+        """Forgets all findable content of the device; returns the blocks freed. Running sequences keep their pages,
+        unpublished. Lower tiers keep theirs: see ``clear_tiers``."""
         self.epoch += 1
         published = self.index.all_blocks()
         self._policy.remove(published[self.pool.is_cached(published)])
@@ -625,6 +626,13 @@ class PagedCache:
                 self.index.leave_root(seq._root)
             seq._root = seq._node = None
         return len(self.pool.unpublish(published))
+
+    def clear_tiers(self) -> dict[TierKind, int]:
+        """Drops what the tiers below hold, of this and of other models; returns the pages dropped, by tier.
+
+        Pages that are being moved stay. Of a remote store, the pages that this process knows of.
+        """
+        return {} if self.lower is None else {tier.kind: tier.clear() for tier in self.lower.migration.tiers}
 
     def set_fingerprint(self, fingerprint: bytes) -> None:
         """The model's weights changed: nothing computed before is found from now on."""
