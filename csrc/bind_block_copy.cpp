@@ -1,9 +1,11 @@
 #include <nanobind/nanobind.h>
 #include <nanobind/stl/optional.h>
+#include <nanobind/stl/vector.h>
 
 #include <algorithm>
 #include <cstring>
 #include <optional>
+#include <vector>
 
 #include "block_copy.h"
 #include "checksum.h"
@@ -151,6 +153,33 @@ uint64_t copy_checksum(uintptr_t target, uintptr_t source, int64_t bytes, int th
   return sum_pieces(bytes, threads, [=](int64_t at, int64_t length) { return copy(0, out + at, in + at, length); });
 }
 
+// Several ranges by one thread: whoever else runs Python meanwhile is waited for once, not once a range.
+std::vector<uint64_t> checksums(const std::vector<uintptr_t>& addresses, int64_t bytes) {
+  for (uintptr_t address : addresses) check_range("addresses", address, bytes);
+  const auto read = KV_SELECT(checksum_kernels).read;
+  std::vector<uint64_t> sums(addresses.size());
+  nb::gil_scoped_release release;
+  for (size_t i = 0; i < sums.size(); ++i) sums[i] = read(0, reinterpret_cast<const uint8_t*>(addresses[i]), bytes);
+  return sums;
+}
+
+std::vector<uint64_t> copy_checksums(const std::vector<uintptr_t>& targets, const std::vector<uintptr_t>& sources,
+                                     int64_t bytes) {
+  if (targets.size() != sources.size()) throw nb::value_error("targets and sources must be equally long");
+  for (size_t i = 0; i < targets.size(); ++i) {
+    check_range("targets", targets[i], bytes);
+    check_range("sources", sources[i], bytes);
+    if (targets[i] < sources[i] + bytes && sources[i] < targets[i] + bytes)
+      throw nb::value_error("targets and sources overlap");
+  }
+  const auto copy = KV_SELECT(checksum_kernels).copy;
+  std::vector<uint64_t> sums(targets.size());
+  nb::gil_scoped_release release;
+  for (size_t i = 0; i < sums.size(); ++i)
+    sums[i] = copy(0, reinterpret_cast<uint8_t*>(targets[i]), reinterpret_cast<const uint8_t*>(sources[i]), bytes);
+  return sums;
+}
+
 }  // namespace
 
 void bind_block_copy(nb::module_& m) {
@@ -174,6 +203,9 @@ void bind_block_copy(nb::module_& m) {
         "CRC-64/NVME of a range. threads: 0 takes as many as pay; where others compute meanwhile, give 1.");
   m.def("copy_checksum", &copy_checksum, "target"_a, "source"_a, "bytes"_a, "threads"_a = 0,
         "Copies a range; returns its CRC-64/NVME.");
+  m.def("checksums", &checksums, "addresses"_a, "bytes"_a, "CRC-64/NVME of ranges of one length, by one thread.");
+  m.def("copy_checksums", &copy_checksums, "targets"_a, "sources"_a, "bytes"_a,
+        "Copies ranges of one length in order, by one thread; returns their CRC-64/NVME.");
 }
 
 }  // namespace kv

@@ -7,7 +7,7 @@ import pytest
 
 from kvpager import checksum as module
 from kvpager import native
-from kvpager.checksum import checksum, copy_checksum
+from kvpager.checksum import checksum, checksums, copy_checksum, copy_checksums
 
 CHECK_VALUE = 0xAE8B14860A799888  # of "123456789", in the CRC catalogue
 ROW = 4096 * 8  # bytes that numpy takes at once
@@ -87,3 +87,25 @@ def test_a_flipped_bit_shows(sums: str) -> None:
 def test_another_length_is_refused(sums: str) -> None:
     with pytest.raises(AssertionError):
         copy_checksum(np.empty(3, np.uint8), np.zeros(4, np.uint8))
+
+
+@pytest.mark.parametrize(("count", "size"), [(0, 8), (1, 0), (1, 8192), (5, 1000), (3, 70_001)])
+def test_several_pages_are_summed_and_copied_like_one(sums: str, count: int, size: int) -> None:
+    sources = [random_bytes(size, seed) for seed in range(count)]
+    targets = [np.full(size + 2, 0xA5, np.uint8) for _ in range(count)]
+    expected = [checksum(page) for page in sources]
+    assert checksums(sources) == expected
+    assert copy_checksums([target[1 : size + 1] for target in targets], sources) == expected
+    for source, target in zip(sources, targets, strict=True):
+        assert np.array_equal(target[1 : size + 1], source)
+        assert target[0] == target[-1] == 0xA5
+
+
+def test_pages_of_other_lengths_are_refused() -> None:
+    if native.module() is None:
+        pytest.skip(f"no native kernels: {native.why_not()}")
+    pages = [np.zeros(8, np.uint8), np.zeros(9, np.uint8)]
+    with pytest.raises(AssertionError):
+        checksums(pages)
+    with pytest.raises(AssertionError):
+        copy_checksums([np.zeros(8, np.uint8)] * 2, pages)

@@ -9,6 +9,7 @@ into one row by Horner's rule, each step multiplying all of its words by X**widt
 ``width`` words with the same remainder.
 """
 
+from collections.abc import Sequence
 from functools import cache
 
 import numpy as np
@@ -37,6 +38,33 @@ def copy_checksum(target: np.ndarray, source: np.ndarray) -> int:
         target[:] = source
         return _by_numpy(target)
     return int(kernels.copy_checksum(target.ctypes.data, source.ctypes.data, source.nbytes, threads=1))
+
+
+def checksums(pages: Sequence[np.ndarray]) -> list[int]:
+    """``checksum`` of pages of equal length. The kernels leave Python for all of them together: a thread that came
+    back after each page would wait for the others each time."""
+    kernels = native.module()
+    if kernels is None or not pages:
+        return [_by_numpy(page) for page in pages]
+    found: list[int] = kernels.checksums([page.ctypes.data for page in pages], _length(pages))
+    return found
+
+
+def copy_checksums(targets: Sequence[np.ndarray], sources: Sequence[np.ndarray]) -> list[int]:
+    """``copy_checksum`` of pages of equal length, in the same way."""
+    kernels = native.module()
+    if kernels is None or not sources:
+        return [copy_checksum(target, source) for target, source in zip(targets, sources, strict=True)]
+    size = _length([*targets, *sources])
+    to, from_ = [page.ctypes.data for page in targets], [page.ctypes.data for page in sources]
+    found: list[int] = kernels.copy_checksums(to, from_, size)
+    return found
+
+
+def _length(pages: Sequence[np.ndarray]) -> int:
+    size = pages[0].nbytes
+    assert all(page.nbytes == size for page in pages)
+    return size
 
 
 def _by_numpy(page: np.ndarray) -> int:

@@ -24,7 +24,7 @@ def far_arena(num_blocks: int) -> TorchArena:
 
 def far_pages(num_blocks: int) -> tuple[DevicePages, BlockPool]:
     pool = BlockPool(LAYOUT, far_arena(num_blocks))
-    return DevicePages(pool, lambda blocks: None, lambda block, is_cached: None), pool
+    return DevicePages(pool, lambda blocks: None, lambda blocks, cached: None), pool
 
 
 def test_a_block_is_read_out_with_its_checksum() -> None:

@@ -39,7 +39,7 @@ class Traffic:
         self.sources, self.targets = ids[:num_pages], ids[num_pages:]
         self._stores = list(stores)
         self._migration = Migration(
-            DevicePages(pool, lambda _: None, lambda *_: None),
+            DevicePages(pool, lambda blocks: None, lambda blocks, cached: None),
             self._stores,
             ThreadMover(lanes(self._stores)),
             time.perf_counter,

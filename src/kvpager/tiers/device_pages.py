@@ -11,7 +11,7 @@ from typing import Protocol, runtime_checkable
 
 import numpy as np
 
-from kvpager.checksum import checksum, copy_checksum
+from kvpager.checksum import checksum, checksums, copy_checksums
 from kvpager.errors import TierError, WrongContent
 from kvpager.memory.block_pool import BlockPool
 from kvpager.tiers.codec import PageCodec
@@ -70,10 +70,10 @@ class DevicePages:
     def read(self, slots: Sequence[Slot], into: Sequence[np.ndarray]) -> list[int | TierError]:
         sources = [slot.memory for slot in slots if slot.memory is not None]
         if len(sources) == len(slots):
-            return [copy_checksum(page, source) for page, source in zip(into, sources, strict=True)]
+            return list(copy_checksums(into, sources))
         if self._codec is None:
             self._download(slots, into)
-            return [checksum(page) for page in into]
+            return list(checksums(into))
         return [self._encode(self._codec, slot, page) for slot, page in zip(slots, into, strict=True)]
 
     def write(self, slots: Sequence[Slot], pages: Sequence[np.ndarray]) -> list[TierError | None]:

@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from kvpager.checksum import copy_checksum
+from kvpager.checksum import copy_checksums
 from kvpager.errors import ConfigError, TierError, WrongContent
 from kvpager.eviction.policy import EvictionPolicy
 from kvpager.memory.arena import HostArena
@@ -126,10 +126,10 @@ class HostStore:
     # -- bytes, in worker threads -------------------------------------------------------------------------------
 
     def read(self, slots: Sequence[Slot], into: Sequence[np.ndarray]) -> list[int | TierError]:
+        memory = [slot.memory for slot in slots if slot.memory is not None]
+        assert len(memory) == len(slots)
         found: list[int | TierError] = []
-        for slot, target in zip(slots, into, strict=True):
-            assert slot.memory is not None
-            checksum = copy_checksum(target, slot.memory)
+        for slot, checksum in zip(slots, copy_checksums(into, memory), strict=True):
             wrong = checksum != slot.checksum
             found.append(WrongContent(f"host slot {slot.index} is not what was stored in it") if wrong else checksum)
         return found

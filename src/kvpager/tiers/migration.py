@@ -117,6 +117,7 @@ class Migration:
         self._device = device
         self._mover = mover
         self._clock = clock
+        self._batch_pages = max(1, _BATCH_BYTES // device.page_bytes)
         self._max_moving_bytes = max_moving_bytes
         self._load_deadline = load_deadline
         self._demoting_bytes = self._loading_bytes = 0
@@ -215,19 +216,26 @@ class Migration:
 
     def _send_down(self, pages: Iterable[tuple[Page, int]], first: int) -> list[int]:
         """Begins to copy blocks of the device to the nearest tier from ``first`` on; returns the blocks accepted."""
-        accepted, blocks, places = list[Page](), list[int](), list[tuple[int, Slot]]()
+        batches: dict[int, list[tuple[Page, int, Slot]]] = {}
+        accepted = []
         for page, block in pages:
             place = self._room(page, first)
-            if place is not None:
-                accepted.append(page)
-                blocks.append(block)
-                places.append(place)
-        batches: dict[int, list[Transfer]] = {}
-        for page, held, (at, target) in zip(accepted, self._device.hold(blocks, accepted), places, strict=True):
-            batches.setdefault(at, []).append(Transfer(page, held, target))
-        for at, transfers in batches.items():
-            self._submit(self._device, self.tiers[at], transfers)
-        return blocks
+            if place is None:
+                continue
+            at, target = place
+            batch = batches.setdefault(at, [])
+            batch.append((page, block, target))
+            accepted.append(block)
+            if len(batch) == self._batch_pages:  # a worker moves it while the next one is prepared
+                self._send_batch(at, batches.pop(at))
+        for at, batch in batches.items():
+            self._send_batch(at, batch)
+        return accepted
+
+    def _send_batch(self, at: int, batch: list[tuple[Page, int, Slot]]) -> None:
+        sources = self._device.hold([block for _, block, _ in batch], [page for page, _, _ in batch])
+        transfers = [Transfer(page, source, target) for (page, _, target), source in zip(batch, sources, strict=True)]
+        self._submit(self._device, self.tiers[at], transfers)
 
     def _room(self, page: Page, first: int) -> tuple[int, Slot] | None:
         """A slot in the nearest tier from ``first`` on that has room; None where a tier is getting the page already."""
@@ -414,9 +422,8 @@ class Migration:
         self, source: DevicePages | LowerTier, target: DevicePages | LowerTier, transfers: list[Transfer]
     ) -> None:
         lane = f"{source.name} load" if target is self._device else f"{target.name} store"
-        size = max(1, _BATCH_BYTES // self._device.page_bytes)
-        for at in range(0, len(transfers), size):
-            move = Move(source, target, transfers[at : at + size])
+        for at in range(0, len(transfers), self._batch_pages):
+            move = Move(source, target, transfers[at : at + self._batch_pages])
             self._open[id(move)] = move
             self._mover.submit(lane, move)
 

@@ -13,7 +13,7 @@ from itertools import count
 
 import numpy as np
 
-from kvpager.checksum import checksum
+from kvpager.checksum import checksums
 from kvpager.errors import TierError, WrongContent
 from kvpager.tiers.disk.extents import NO_PARENT
 from kvpager.tiers.disk.faults import fault
@@ -48,8 +48,7 @@ class Transfers:
         self._generations = count(generation + 1)
 
     def store(self, slab: Slab, items: Sequence[Item]) -> None:
-        for item in items:
-            page_crc = checksum(item.memory)
+        for item, page_crc in zip(items, checksums([item.memory for item in items]), strict=True):
             item.result = page_crc
             if item.checksum not in (None, page_crc):
                 item.result = WrongContent("source: a page is not what it was when it left the device")
