@@ -2,7 +2,9 @@
 
 import json
 import math
+import os
 import shutil
+import threading
 from dataclasses import replace
 from pathlib import Path
 
@@ -10,15 +12,28 @@ import numpy as np
 import pytest
 
 from kvpager import native
-from kvpager.bench import fio, tiers, tiers_disk, tiers_host, tiers_restart
+from kvpager.bench import fio, tiers, tiers_decode, tiers_disk, tiers_first_token, tiers_host, tiers_restart
 from kvpager.bench.tiers_scale import TierScale
 from kvpager.bench.tiers_traffic import Traffic
+from kvpager.bench.tiers_waits import Waits, waits_of_this_thread
 from kvpager.errors import ConfigError, InvariantError
 from kvpager.eviction.lru import LRU
 from kvpager.memory.layout import KVLayout
 from kvpager.tiers.host import HostStore
+from tests.tiny_model import tiny_model
 
-TINY = TierScale(seconds=0.0, rounds=2, chunk_pages=6, disk_chunks=3, restart_bytes=(1 << 20, 2 << 20), prefixes=(64,))
+TINY = TierScale(
+    seconds=0.0,
+    rounds=2,
+    chunk_pages=6,
+    disk_chunks=3,
+    restart_bytes=(1 << 20, 2 << 20),
+    prefixes=(64,),
+    decode_sequences=(1, 2),
+    decode_tokens=40,
+    pool="8 MiB",
+    tier="8 MiB",
+)
 SMALL = KVLayout(layers=2, kv_heads=2, head_dim=16, dtype="bfloat16", page_size=32)  # pages of 8 KiB
 
 needs_native = pytest.mark.skipif(native.module() is None, reason=f"no native kernels: {native.why_not()}")
@@ -127,3 +142,60 @@ def test_the_pages_differ_by_chunk_and_place() -> None:
     assert len(np.unique(blocks, axis=0)) == 3
     traffic.stamp(8)
     assert not np.array_equal(traffic.arena.blocks[traffic.sources], blocks)
+
+
+def test_what_the_watched_thread_does_is_counted_and_no_other(tmp_path: Path) -> None:
+    path = tmp_path / "file"
+
+    def write() -> None:
+        fd = os.open(path, os.O_RDWR | os.O_CREAT)
+        os.write(fd, b"x")
+        os.close(fd)
+
+    waits = Waits()
+    with waits_of_this_thread(None, waits):
+        worker = threading.Thread(target=write)
+        worker.start()
+        worker.join()
+    assert (waits.calls.total(), waits.kernel, waits.seconds) == (0, 0, 0.0)
+    with waits_of_this_thread(None, waits):
+        write()
+    assert waits.calls == {"open": 1, "write": 1, "close": 1}
+    assert waits.kernel in (0, 1)  # 0 where the kernel does not say
+    assert waits.seconds > 0
+    assert os.open.__name__ == "open"
+
+
+def test_first_tokens_from_each_tier(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shutil, "which", lambda name: None)  # no server
+    monkeypatch.setattr(tiers_first_token, "PREFIX", 64)
+    waits = Waits()
+    found = {each.name: each for each in tiers_first_token.measure(TINY, tmp_path, tiny_model(), waits)}
+    assert {name: each.target for name, each in found.items() if each.target is not None} == {
+        "ttft_64_recompute_vs_disk": 10.0
+    }
+    for name in ("ttft_64_ms/recompute", "ttft_64_ms/device", "ttft_64_ms/host", "ttft_64_load_ms/disk"):
+        assert found[name].value > 0
+    assert 0 <= found["ttft_64_overlap_bound/disk"].value <= 1
+    assert waits.seconds == 0
+    assert not waits.calls
+
+
+def test_decoding_while_pages_are_written(tmp_path: Path) -> None:
+    waits = Waits()
+    found = {each.name: each for each in tiers_decode.measure(TINY, tmp_path, tiny_model(), waits)}
+    assert {name for name, each in found.items() if each.target == 0.03} == {
+        "write_through_decode_cost",
+        "write_through_decode_cost/1",
+    }
+    assert found["decode_rate"].value > 0
+    assert waits.seconds == 0
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_other_tokens_are_not_timed(tmp_path: Path) -> None:
+    runs = tiers_decode._Runs(2, TINY, tmp_path / "decode", tiny_model(), Waits())
+    runs.plain()
+    runs._outputs[0][-1] ^= 1
+    with pytest.raises(InvariantError, match="other tokens"):
+        runs.written_through()

@@ -48,4 +48,15 @@ def _disk(scale: TierScale, folder: Path) -> list[Result]:
     return tiers_disk.measure(scale, folder)
 
 
-PARTS: dict[str, Part] = {"host": _host, "disk": _disk, "restart": tiers_restart.measure}
+def _model(scale: TierScale, folder: Path) -> list[Result]:
+    """Nothing where what a model needs to run is not installed."""
+    try:
+        from kvpager.bench import tiers_model
+    except ModuleNotFoundError as error:
+        if error.name not in ("transformers", "safetensors"):
+            raise
+        return []
+    return tiers_model.measure(scale, folder)
+
+
+PARTS: dict[str, Part] = {"host": _host, "disk": _disk, "restart": tiers_restart.measure, "model": _model}

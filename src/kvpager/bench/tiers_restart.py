@@ -5,7 +5,6 @@ them, allocated and never written, but for the last page, which is read back and
 files are taken out of the page cache.
 """
 
-import os
 import shutil
 import statistics
 import time
@@ -14,6 +13,7 @@ from pathlib import Path
 
 import numpy as np
 
+from kvpager.bench.page_cache import out_of_page_cache
 from kvpager.bench.report import SEED, Result
 from kvpager.bench.tiers_disk import open_disk
 from kvpager.bench.tiers_scale import TierScale
@@ -83,7 +83,7 @@ def _fill(path: Path, num_bytes: int, layout: KVLayout) -> int:
         _store(store, numbers[-1:], content)
     store.check()
     store.close()
-    _out_of_page_cache(path)
+    out_of_page_cache(path)
     return count
 
 
@@ -101,7 +101,7 @@ def _store(store: DiskStore, numbers: range, content: np.ndarray) -> None:
 
 def _open(path: Path, num_bytes: int, pages: int, layout: KVLayout) -> float:
     """Seconds until the last page is found, and its bytes are back."""
-    _out_of_page_cache(path)
+    out_of_page_cache(path)
     into = _aligned(layout.block_stride)
     begin = time.perf_counter()
     store = open_disk(path, num_bytes, layout)
@@ -115,16 +115,6 @@ def _open(path: Path, num_bytes: int, pages: int, layout: KVLayout) -> float:
         raise InvariantError(f"{store.statistics().pages} of {pages} pages were found; it was not timed")
     store.close()
     return seconds
-
-
-def _out_of_page_cache(path: Path) -> None:
-    for file in path.iterdir():
-        fd = os.open(file, os.O_RDONLY)
-        try:
-            os.fsync(fd)
-            os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
-        finally:
-            os.close(fd)
 
 
 def _page(number: int) -> Page:
