@@ -4,17 +4,16 @@
                     ^                          |                                  |
                     +--------- preempt --------+                                  +-> finished branches give pages back
 
-The engine carries out what engine/scheduler.py decides, once engine/loading.py has brought up what lower tiers have. It
-owns the cache, and every call must come from one thread (``cancel`` and ``submit`` too). Between two calls of ``step``
-no step is open, so all books agree and can be checked.
+The engine carries out what engine/scheduler.py decides of what engine/scheduler_view.py shows, once engine/loading.py
+has brought up what lower tiers have. It owns the cache, and every call must come from one thread (``cancel`` and
+``submit`` too). Between two calls of ``step`` no step is open, so all books agree and can be checked.
 """
 
 from array import array
 from collections import deque
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from collections.abc import Sequence as List
 from contextlib import ExitStack
-from functools import partial
 from random import Random
 from time import perf_counter
 from types import TracebackType
@@ -24,24 +23,15 @@ import numpy as np
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from kvpager.cache.prefix_match import PrefixMatch
 from kvpager.cache.sequence import Sequence, token_array
 from kvpager.config import Options, load_options
 from kvpager.engine.detokenizer import Detokenizer
-from kvpager.engine.loading import Loading, Stage
+from kvpager.engine.loading import Loading
 from kvpager.engine.request import Branch, BranchState, Completion, FinishReason, Request, TokenEvent, completion
 from kvpager.engine.sampling import SampledToken, SamplerRow, SamplingFailure, TokenCounts, sample
 from kvpager.engine.sampling_params import Sampling
-from kvpager.engine.scheduler import (
-    AdmissionCost,
-    Running,
-    Waiting,
-    decide,
-    effective_rank,
-    holding_blocks,
-    needed_soon,
-    new_blocks,
-)
+from kvpager.engine.scheduler import decide, effective_rank, new_blocks
+from kvpager.engine.scheduler_view import SchedulerView, queue_order
 from kvpager.engine.setup import build
 from kvpager.engine.statistics import EngineStatistics, StartCounts
 from kvpager.errors import ConfigError, InvariantError, RequestError
@@ -92,7 +82,8 @@ class Engine:
         self._streams: dict[int, deque[TokenEvent]] = {}  # events of the requests that somebody streams
         self._next_request = self._next_branch = 0
         self._random = Random(self.options.seed)
-        self.loading = Loading(self.cache, self.chunk, self._admission_cost)
+        self._view = SchedulerView(self.cache, self.limits)
+        self.loading = Loading(self.cache, self.chunk, self._view.admission_cost)
         self._starts = StartCounts()
         self._generated_tokens = self._preemptions = self._steps = self._finished = 0
         self._model_seconds = self._bookkeeping_seconds = self._sampling_seconds = 0.0
@@ -154,7 +145,7 @@ class Engine:
         if self._waiting or not len(ids):
             return False
         self.loading.collect()
-        return self.loading.prefetch(ids, scope, self._spare(self._view_running()))
+        return self.loading.prefetch(ids, scope, self._view.num_spare(self._view.running(self._running)))
 
     def encode(self, prompt: Prompt) -> "array[int]":
         """Token ids of a prompt. Texts go through the tokenizer, with its special tokens."""
@@ -204,7 +195,7 @@ class Engine:
             return True
         for branch in request.branches:
             if branch.state is not BranchState.FINISHED:
-                self._deliver(self._event(branch, None, self._finish(branch, FinishReason.CANCELLED)))
+                self._deliver(branch.event(None, self._finish(branch, FinishReason.CANCELLED)))
         return True
 
     @property
@@ -300,11 +291,11 @@ class Engine:
     def _run_step(self) -> list[TokenEvent]:
         begin = perf_counter()
         self.loading.collect()
-        running, queue = self._view_running(), self._queue()
+        running, queue = self._view.running(self._running), queue_order(self._waiting.values())
         if self.loading.is_used:
-            self.loading.advance(queue, self._spare(running), is_idle=not running)
-        available, reserved = self.cache.num_available, self.loading.reserved
-        decision = decide(self.limits, running, self._view_waiting(queue), available, reserved)
+            self.loading.advance(queue, self._view.num_spare(running), is_idle=not running)
+        waiting = self._view.waiting(queue, self.loading.turn)
+        decision = decide(self.limits, running, waiting, self.cache.num_available, self.loading.reserved)
         for key in decision.preempted:
             self._preempt(self._running[key])
         for admission in decision.admitted:
@@ -333,106 +324,19 @@ class Engine:
 
     def _fail(self, branch: Branch, error: str) -> None:
         """Ends a branch, and those that were to be forked from it."""
-        for each in (branch, *_forks_to_come(branch)):
+        for each in (branch, *branch.forks_to_come()):
             self._finish(each, FinishReason.ERROR, error)
-            self._deliver(self._event(each, None, ""))
+            self._deliver(each.event(None, ""))
 
     def _still_fits(self, work: list[tuple[Branch, int]]) -> bool:
         """Whether the blocks that were counted on are there: between two steps of a pass, cached pages go down."""
         if self.chunk is None or not self.loading.is_used:
             return True
-        sequences = [_sequence(branch) for branch, _ in work]
+        sequences = [branch.running_sequence for branch, _ in work]
         needed = int(self.cache.num_copies(sequences).sum())
         for seq, (_, count) in zip(sequences, work, strict=True):
             needed += new_blocks(self.layout, seq.length, seq.length + count)
         return needed <= self.cache.num_available
-
-    def _spare(self, running: list[Running]) -> int:
-        """Blocks that are available beyond what running branches need soon."""
-        soon = sum(needed_soon(self.layout, branch) for branch in running)
-        return self.cache.num_available - self.limits.min_free - soon
-
-    def _view_running(self) -> list[Running]:
-        branches = list(self._running.values())
-        sequences = [_sequence(branch) for branch in branches]
-        copies = self.cache.num_copies(sequences).tolist()
-        return [
-            Running(
-                key=branch.key,
-                rank=branch.rank,
-                arrival=branch.key,
-                computed=seq.length,
-                known=branch.num_known,
-                prompt=len(branch.request.prompt),
-                copies=copied,
-                freeable=partial(self._num_freeable, seq),
-                tail=self._shared_tail(seq) if copied else None,
-                width=1 + len(_forks_to_come(branch)),
-            )
-            for branch, seq, copied in zip(branches, sequences, copies, strict=True)
-        ]
-
-    def _shared_tail(self, seq: Sequence) -> int | None:
-        """The block of the begun last page, which needs no copy any more once the other forks have left it."""
-        block = int(self.cache.rows.tail[0, seq.row])
-        return None if self.cache.pool.indexed[block] else block
-
-    def _num_freeable(self, seq: Sequence, stopped: Collection[int]) -> int:
-        """Blocks that become available if ``seq`` is freed after the branches ``stopped``, with which it may share."""
-        if not stopped:
-            return self.cache.num_freeable(seq)
-        freeable = 0
-        for group, table in enumerate(seq.tables):
-            blocks = table.mapped_blocks()
-            owners = self.cache.pool.refcount[blocks] + self.cache.pool.pins[blocks]  # a transfer may hold some
-            for key in stopped:
-                other = _sequence(self._running[key]).tables[group]
-                owners = owners - np.isin(blocks, other.mapped_blocks())
-            freeable += int((owners == 1).sum())
-        return freeable
-
-    def _queue(self) -> list[Branch]:
-        """Waiting branches in the order in which they may start."""
-        return sorted(self._waiting.values(), key=lambda b: (-effective_rank(b.request.priority, b.waited), b.key))
-
-    def _view_waiting(self, queue: list[Branch]) -> Iterator[Waiting]:
-        """Those of the queue that may start now. Lazy: a look-up is made only for those the scheduler asks about."""
-        for branch in queue:
-            stage = self.loading.turn(branch)
-            if stage is Stage.NEW:
-                return  # there is no room to load it, and nobody overtakes it
-            if stage is not Stage.READY:
-                continue  # nobody waits for its pages but itself
-            yield Waiting(
-                key=branch.key,
-                rank=effective_rank(branch.request.priority, branch.waited),
-                arrival=branch.key,
-                known=branch.num_known,
-                prompt=len(branch.request.prompt),
-                width=1 + len(_forks_to_come(branch)),
-                cost=partial(self._admission_cost, branch),
-            )
-
-    def _admission_cost(self, branch: Branch) -> AdmissionCost:
-        tokens, scope = branch.known_tokens(), branch.request.scope
-        match = self.cache.lookup(tokens, scope)
-        if self.chunk is not None:  # only whole canonical pieces of the prompt have the bits of a recomputation
-            canonical = min(match.num_tokens, len(branch.request.prompt)) // self.chunk * self.chunk
-            while match.num_tokens != canonical:  # a shorter hit may lack pages of a window, and end before it
-                match = self.cache.lookup(tokens, scope, canonical)
-                canonical = match.num_tokens // self.chunk * self.chunk
-        cost = self._cost_of(branch, match)
-        if match.inside is not None and cost.blocks > self.cache.num_available:
-            # The page that is copied would be one too many at the moment of the copy.
-            match = self.cache.lookup(tokens, scope, len(match.nodes) * self.layout.page_size)
-            cost = self._cost_of(branch, match)
-        return cost
-
-    def _cost_of(self, branch: Branch, match: PrefixMatch) -> AdmissionCost:
-        blocks = holding_blocks(self.layout, branch.num_known + 1) - self.cache.num_live_blocks(match)
-        if match.inside is not None:
-            blocks += self.layout.num_groups
-        return AdmissionCost(match.num_tokens, max(0, blocks), self.cache.num_revived_blocks(match))
 
     def _admit(self, branch: Branch, prefix_tokens: int) -> None:
         del self._waiting[branch.key]
@@ -455,7 +359,7 @@ class Engine:
         self._running[branch.key] = branch
 
     def _preempt(self, branch: Branch) -> None:
-        seq = _sequence(branch)
+        seq = branch.running_sequence
         branch.lost = seq.length
         seq.free()
         branch.sequence = None
@@ -469,7 +373,7 @@ class Engine:
         begin = perf_counter()
         branches = [branch for branch, _ in work]
         counts = np.array([count for _, count in work], np.int64)
-        sequences = [_sequence(branch) for branch in branches]
+        sequences = [branch.running_sequence for branch in branches]
         ends = np.cumsum(counts) - 1
         due = [i for i, (branch, count) in enumerate(work) if sequences[i].length + count == branch.num_known]
         prefill = sum(
@@ -502,7 +406,7 @@ class Engine:
         chosen: list[Branch] = []
         rows: list[int] = []
         for row, branch in enumerate(branches):
-            family = [branch, *_forks_to_come(branch)]
+            family = [branch, *branch.forks_to_come()]
             chosen.extend(family)
             rows.extend([row] * len(family))
         if len(rows) != len(branches):
@@ -511,8 +415,8 @@ class Engine:
 
     def _fork_waiting(self, branch: Branch) -> None:
         """The prompt is computed: the other choices go on from it."""
-        for twin in _forks_to_come(branch):
-            twin.sequence = _sequence(branch).fork()
+        for twin in branch.forks_to_come():
+            twin.sequence = branch.running_sequence.fork()
             twin.rank = branch.rank
             twin.prefix_by_tier = {TierKind.DEVICE: len(branch.request.prompt)}
             twin.move(BranchState.RUNNING)
@@ -522,7 +426,7 @@ class Engine:
     def _take(self, branch: Branch, result: SampledToken | SamplingFailure) -> TokenEvent:
         if isinstance(result, SamplingFailure):
             self._finish(branch, FinishReason.ERROR, result.reason)
-            return self._event(branch, None, "")
+            return branch.event(None, "")
         sampling = branch.sampler.sampling
         token = result.token
         branch.output.append(token)
@@ -533,34 +437,23 @@ class Engine:
         text = ""
         if token in sampling.stop_token_ids or (token in self._parts.end_tokens and not sampling.ignore_eos):
             text = self._finish(branch, FinishReason.STOP)
-            return self._event(branch, result, text)
+            return branch.event(result, text)
         if branch.detokenizer is not None:
             try:
                 delta = branch.detokenizer.push(token)
             except Exception as error:  # a tokenizer that does not know all of the model's tokens
                 self._finish(branch, FinishReason.ERROR, f"the tokenizer can't decode token {token}: {error}")
-                return self._event(branch, result, "")
+                return branch.event(result, "")
             text = delta.text
             branch.text.append(text)
             if delta.finished_by is not None:
                 self._finish(branch, FinishReason.STOP)
-                return self._event(branch, result, text)
+                return branch.event(result, text)
         if len(branch.output) >= sampling.max_tokens or branch.num_known > branch.request.limit:
             text += self._finish(branch, FinishReason.LENGTH)
         else:
-            _sequence(branch).append(token)
-        return self._event(branch, result, text)
-
-    def _event(self, branch: Branch, result: SampledToken | None, text: str) -> TokenEvent:
-        return TokenEvent(
-            request_id=branch.request.id,
-            choice=branch.choice,
-            token=None if result is None else result.token,
-            text=text,
-            logprob=None if result is None else result.logprob,
-            top=() if result is None else result.top,
-            finish_reason=branch.finish_reason,
-        )
+            branch.running_sequence.append(token)
+        return branch.event(result, text)
 
     def _deliver(self, event: TokenEvent) -> None:
         """To whoever streams its request, if anybody does."""
@@ -662,19 +555,6 @@ class Engine:
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         self.close()
-
-
-def _forks_to_come(branch: Branch) -> list[Branch]:
-    """The choices that will be forked from this one when the first token is due."""
-    if branch.choice or branch.output or branch.request.sampling.n == 1:
-        return []
-    return [other for other in branch.request.branches if other.state is BranchState.FORKING]
-
-
-def _sequence(branch: Branch) -> Sequence:
-    if branch.sequence is None:
-        raise InvariantError(f"branch {branch.key} is not running")
-    return branch.sequence
 
 
 def _new_tokens(sequences: list[Sequence], counts: np.ndarray) -> "array[int]":

@@ -131,6 +131,31 @@ class Branch:
     def known_tokens(self) -> "array[int]":
         return self.request.prompt + array("i", self.output)
 
+    @property
+    def running_sequence(self) -> Sequence:
+        """REQUIRES: running."""
+        if self.sequence is None:
+            raise InvariantError(f"branch {self.key} is not running")
+        return self.sequence
+
+    def forks_to_come(self) -> "List[Branch]":
+        """The choices that will be forked from this one when the first token is due."""
+        if self.choice or self.output or self.request.sampling.n == 1:
+            return []
+        return [other for other in self.request.branches if other.state is BranchState.FORKING]
+
+    def event(self, result: SampledToken | None, text: str) -> TokenEvent:
+        """The latest: a token, or none where it ended without one."""
+        return TokenEvent(
+            request_id=self.request.id,
+            choice=self.choice,
+            token=None if result is None else result.token,
+            text=text,
+            logprob=None if result is None else result.logprob,
+            top=() if result is None else result.top,
+            finish_reason=self.finish_reason,
+        )
+
 
 @dataclass(slots=True, eq=False)
 class Request:

@@ -1,0 +1,133 @@
+"""What the scheduler is shown of the engine: its branches and its cache as the plain numbers that ``decide`` takes.
+
+    engine (branches, in its queues) -> SchedulerView -> Running, Waiting, AdmissionCost -> decide
+
+Nothing flows back: it asks the cache and changes neither that nor a branch; the decision goes to the engine. Numbers
+hold for one pass: the questions it hands out (``freeable``, ``cost``) are asked before the decision is carried out.
+It knows no model and no queue, and nothing of loads but whose turn has come, which it is told.
+"""
+
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from functools import partial
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from kvpager.cache.paged_cache import PagedCache
+from kvpager.cache.prefix_match import PrefixMatch
+from kvpager.cache.sequence import Sequence
+from kvpager.engine.loading import Stage
+from kvpager.engine.scheduler import (
+    AdmissionCost,
+    Limits,
+    Running,
+    Waiting,
+    effective_rank,
+    holding_blocks,
+    needed_soon,
+)
+
+if TYPE_CHECKING:
+    from kvpager.engine.request import Branch
+
+
+def queue_order(waiting: "Iterable[Branch]") -> "list[Branch]":
+    """Waiting branches in the order in which they may start."""
+    return sorted(waiting, key=lambda b: (-effective_rank(b.request.priority, b.waited), b.key))
+
+
+class SchedulerView:
+    """Views of branches over one cache."""
+
+    def __init__(self, cache: PagedCache, limits: Limits) -> None:
+        self._cache = cache
+        self._limits = limits
+        self._layout = limits.layout
+
+    def running(self, branches: "Mapping[int, Branch]") -> list[Running]:
+        """``branches``: all that run, by key; what stopping one frees depends on the others."""
+        key_to_sequence = {key: branch.running_sequence for key, branch in branches.items()}
+        copies = self._cache.num_copies(list(key_to_sequence.values())).tolist()
+        return [
+            Running(
+                key=branch.key,
+                rank=branch.rank,
+                arrival=branch.key,
+                computed=seq.length,
+                known=branch.num_known,
+                prompt=len(branch.request.prompt),
+                copies=copied,
+                freeable=partial(self._num_freeable, key_to_sequence, seq),
+                tail=self._shared_tail(seq) if copied else None,
+                width=1 + len(branch.forks_to_come()),
+            )
+            for branch, seq, copied in zip(branches.values(), key_to_sequence.values(), copies, strict=True)
+        ]
+
+    def waiting(self, queue: "Iterable[Branch]", turn: "Callable[[Branch], Stage]") -> Iterator[Waiting]:
+        """Those of the queue that may start now. Lazy: a look-up is made only for those the scheduler asks about.
+
+        ``queue``: in ``queue_order``. ``turn``: asks how far the load of the next one is.
+        """
+        for branch in queue:
+            stage = turn(branch)
+            if stage is Stage.NEW:
+                return  # there is no room to load it, and nobody overtakes it
+            if stage is not Stage.READY:
+                continue  # nobody waits for its pages but itself
+            yield Waiting(
+                key=branch.key,
+                rank=effective_rank(branch.request.priority, branch.waited),
+                arrival=branch.key,
+                known=branch.num_known,
+                prompt=len(branch.request.prompt),
+                width=1 + len(branch.forks_to_come()),
+                cost=partial(self.admission_cost, branch),
+            )
+
+    def num_spare(self, running: Iterable[Running]) -> int:
+        """Blocks that are available beyond what running branches need soon."""
+        soon = sum(needed_soon(self._layout, branch) for branch in running)
+        return self._cache.num_available - self._limits.min_free - soon
+
+    def admission_cost(self, branch: "Branch") -> AdmissionCost:
+        """What a waiting branch would take if it started now."""
+        tokens, scope = branch.known_tokens(), branch.request.scope
+        match = self._cache.lookup(tokens, scope)
+        chunk = self._limits.chunk
+        if chunk is not None:  # only whole canonical pieces of the prompt have the bits of a recomputation
+            canonical = min(match.num_tokens, len(branch.request.prompt)) // chunk * chunk
+            while match.num_tokens != canonical:  # a shorter hit may lack pages of a window, and end before it
+                match = self._cache.lookup(tokens, scope, canonical)
+                canonical = match.num_tokens // chunk * chunk
+        cost = self._cost_of(branch, match)
+        if match.inside is not None and cost.blocks > self._cache.num_available:
+            # The page that is copied would be one too many at the moment of the copy.
+            match = self._cache.lookup(tokens, scope, len(match.nodes) * self._layout.page_size)
+            cost = self._cost_of(branch, match)
+        return cost
+
+    def _cost_of(self, branch: "Branch", match: PrefixMatch) -> AdmissionCost:
+        blocks = holding_blocks(self._layout, branch.num_known + 1) - self._cache.num_live_blocks(match)
+        if match.inside is not None:
+            blocks += self._layout.num_groups
+        return AdmissionCost(match.num_tokens, max(0, blocks), self._cache.num_revived_blocks(match))
+
+    def _shared_tail(self, seq: Sequence) -> int | None:
+        """The block of the begun last page, which needs no copy any more once the other forks have left it."""
+        block = int(self._cache.rows.tail[0, seq.row])
+        return None if self._cache.pool.indexed[block] else block
+
+    def _num_freeable(self, sequences: Mapping[int, Sequence], seq: Sequence, stopped: Collection[int]) -> int:
+        """Blocks that become available if ``seq`` is freed after the branches ``stopped``, with which it may share."""
+        if not stopped:
+            return self._cache.num_freeable(seq)
+        freeable = 0
+        for group, table in enumerate(seq.tables):
+            blocks = table.mapped_blocks()
+            owners = self._cache.pool.refcount[blocks] + self._cache.pool.pins[blocks]  # a transfer may hold some
+            for key in stopped:
+                other = sequences[key].tables[group]
+                owners = owners - np.isin(blocks, other.mapped_blocks())
+            freeable += int((owners == 1).sum())
+        return freeable
