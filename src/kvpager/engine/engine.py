@@ -25,6 +25,7 @@ from transformers import PreTrainedModel
 
 from kvpager.cache.sequence import Sequence, token_array
 from kvpager.config import Options, load_options
+from kvpager.engine.check import check_engine
 from kvpager.engine.detokenizer import Detokenizer
 from kvpager.engine.loading import Loading
 from kvpager.engine.request import Branch, BranchState, Completion, FinishReason, Request, TokenEvent, completion
@@ -34,7 +35,7 @@ from kvpager.engine.scheduler import decide, effective_rank, new_blocks
 from kvpager.engine.scheduler_view import SchedulerView, queue_order
 from kvpager.engine.setup import build
 from kvpager.engine.statistics import EngineStatistics, StartCounts
-from kvpager.errors import ConfigError, InvariantError, RequestError
+from kvpager.errors import ConfigError, RequestError
 from kvpager.prefix.hashing import Scope
 from kvpager.types import TierKind
 
@@ -519,26 +520,7 @@ class Engine:
 
     def check(self) -> None:
         """Raises InvariantError unless the engine's books and the cache's agree. For tests, and when idle."""
-        self.cache.check()
-        self.loading.check(list(self._waiting.values()))
-        queues = (
-            (BranchState.RUNNING, self._running),
-            (BranchState.WAITING, self._waiting),
-            (BranchState.FORKING, self._forking),
-        )
-        for state, queue in queues:
-            for branch in queue.values():
-                if branch.state is not state or (branch.sequence is not None) != (state is BranchState.RUNNING):
-                    raise InvariantError(f"branch {branch.key} is {branch.state.value}, but queued as {state.value}")
-                if branch.sequence is not None and branch.sequence.tokens != branch.known_tokens():
-                    raise InvariantError(f"branch {branch.key} and its sequence know different tokens")
-                if self._requests.get(branch.request.id) is not branch.request:
-                    raise InvariantError(f"branch {branch.key} is queued, but its request is gone")
-        if len(self._running) != self.cache.statistics().sequences:
-            raise InvariantError("a sequence has no running branch")
-        live = sum(each.state is not BranchState.FINISHED for r in self._requests.values() for each in r.branches)
-        if live != sum(len(queue) for _, queue in queues) or any(r.is_finished for r in self._requests.values()):
-            raise InvariantError("a branch is in no queue, or a finished request is kept")
+        check_engine(self)
 
     def close(self) -> None:
         """Cancels what is queued, frees the pages and restores the model. Closing again does nothing."""
