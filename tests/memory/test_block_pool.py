@@ -462,7 +462,7 @@ def test_random_batches_agree_with_a_model_of_counts(seed: int) -> None:
             "release": used,
             "pin": alive,
             "unpin": [p > 0 for p in pins],
-            "publish": [u and not i for u, i in zip(used, indexed, strict=True)],
+            "publish": [(u or p > 0) and not i for u, p, i in zip(used, pins, indexed, strict=True)],
             "unpublish": indexed,
         }[verb]
         before = books(pool)
