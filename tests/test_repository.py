@@ -58,7 +58,7 @@ def test_no_path_of_a_machine_and_no_package_host(path: Path) -> None:
 @pytest.mark.parametrize("text", ["see /home/me/x", "cd /mnt/kv", "`/scratch/x`"])
 def test_the_path_pattern_finds_what_it_should(text: str) -> None:
     assert MACHINE_PATH.search(text)
-    assert not MACHINE_PATH.search("~/work/x, https://host.example/home/x, /nvme/kv, src/work/x")
+    assert not MACHINE_PATH.search("~/scratch/x, https://host.example/home/x, /nvme/kv, src/scratch/x")
 
 
 @pytest.mark.parametrize("text", ["https://my-pypi.example.org/simple", "pip --extra-index-url x", "registry.example"])

@@ -63,6 +63,15 @@ def test_the_leading_pages_are_loaded_as_far_as_it_pays() -> None:
     assert made.choose(offers(DISK, HOST), 10).num_pages == 0
 
 
+def _total(found: list[Offer], count: int, prefill: float, tiers: dict[TierKind, tuple[float, float]]) -> float:
+    """Seconds until ``count`` pages are loaded and the others computed; ``tiers``: latency and bytes a second."""
+    load = 0.0
+    for tier, (latency, speed) in tiers.items():
+        blocks = sum(offer.blocks[tier] for offer in found[:count])
+        load = max(load, latency + blocks * BLOCK / speed if blocks else 0.0)
+    return load + (len(found) - count) * PAGE / prefill
+
+
 def test_the_choice_is_the_best_of_all() -> None:
     generator = random.Random(5)
     for _ in range(300):
@@ -72,13 +81,7 @@ def test_the_choice_is_the_best_of_all() -> None:
         borders = generator.choice([None, [4, 8]])
         most = generator.choice([1000, 10])
 
-        def total(count: int) -> float:
-            load = 0.0
-            for tier, (latency, speed) in ((HOST, host), (DISK, disk)):  # noqa: B023
-                blocks = sum(offer.blocks[tier] for offer in found[:count])  # noqa: B023
-                load = max(load, latency + blocks * BLOCK / speed if blocks else 0.0)
-            return load + (len(found) - count) * PAGE / prefill  # noqa: B023
-
+        totals = [_total(found, count, prefill, {HOST: host, DISK: disk}) for count in range(13)]
         allowed = [
             count
             for count in range(13)
@@ -86,8 +89,8 @@ def test_the_choice_is_the_best_of_all() -> None:
         ]
         choice = model(prefill, host, disk).choose(found, most, borders)
         assert choice.num_pages in allowed
-        assert total(choice.num_pages) == pytest.approx(min(map(total, allowed)), rel=1e-6)
-        assert choice.load_seconds + choice.compute_seconds == pytest.approx(total(choice.num_pages), rel=1e-6)
+        assert totals[choice.num_pages] == pytest.approx(min(totals[count] for count in allowed), rel=1e-6)
+        assert choice.load_seconds + choice.compute_seconds == pytest.approx(totals[choice.num_pages], rel=1e-6)
 
 
 def test_what_does_not_fit_is_not_loaded() -> None:

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from kvpager.checksum import copy_checksums
-from kvpager.errors import ConfigError, TierError, WrongContent
+from kvpager.errors import ConfigError, InvariantError, TierError, WrongContent
 from kvpager.eviction.policy import EvictionPolicy
 from kvpager.memory.arena import HostArena
 from kvpager.tiers.slot_book import SlotBook
@@ -135,7 +135,7 @@ class HostStore:
         return found
 
     def write(self, slots: Sequence[Slot], pages: Sequence[np.ndarray]) -> list[TierError | None]:
-        raise NotImplementedError("host slots have memory: it is written by whoever reads into it")
+        raise InvariantError("host slots have memory: whoever reads a page reads it into that")
 
     # -- what it shows ------------------------------------------------------------------------------------------
 

@@ -36,7 +36,7 @@ Payload = memoryview | np.ndarray
 
 @dataclass(frozen=True, slots=True)
 class Sealed:
-    """What is stored: ``payload`` (uint8), and in its header ``nonce`` and ``tag``, neither of them secret."""
+    """What is stored: ``payload`` (uint8, as long as the page), and in its header ``nonce`` and ``tag``, both public."""
 
     payload: np.ndarray
     nonce: bytes
@@ -53,10 +53,6 @@ class Seal(Protocol):
     @property
     def key_name(self) -> bytes:
         """32 bytes that tell its key from others."""
-        ...
-
-    def payload_bytes(self, page_bytes: int) -> int:
-        """Length of the payload of a page."""
         ...
 
     def seal(self, page: np.ndarray, header: bytes) -> Sealed:
@@ -155,9 +151,6 @@ class KeyedMac:
     def key_name(self) -> bytes:
         return self._key.name
 
-    def payload_bytes(self, page_bytes: int) -> int:
-        return page_bytes
-
     def seal(self, page: np.ndarray, header: bytes) -> Sealed:
         return Sealed(page, b"", self._tag(page, header))
 
@@ -201,9 +194,6 @@ class AesGcm:
     @property
     def key_name(self) -> bytes:
         return self._key.name
-
-    def payload_bytes(self, page_bytes: int) -> int:
-        return page_bytes
 
     def seal(self, page: np.ndarray, header: bytes) -> Sealed:
         nonce = self._random(self.nonce_bytes)

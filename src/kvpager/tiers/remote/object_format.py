@@ -87,7 +87,7 @@ class ObjectFormat:
     @property
     def max_bytes(self) -> int:
         """Of an object that may be right."""
-        return HEADER_BYTES + (self.page_bytes if self._seal is None else self._seal.payload_bytes(self.page_bytes))
+        return HEADER_BYTES + self.page_bytes
 
     def wrap(self, key: ContentKey, page: np.ndarray, expected: int | None) -> bytes:
         """The object for ``page``. Raises WrongContent if the page has not the ``expected`` checksum."""
