@@ -36,7 +36,7 @@ Payload = memoryview | np.ndarray
 
 @dataclass(frozen=True, slots=True)
 class Sealed:
-    """What is stored: ``payload`` (uint8, as long as the page), and in its header ``nonce`` and ``tag``, both public."""
+    """What is stored: ``payload`` (uint8, as long as the page), in its header ``nonce`` and ``tag``; both public."""
 
     payload: np.ndarray
     nonce: bytes
