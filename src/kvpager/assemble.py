@@ -3,7 +3,7 @@
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 
 import numpy as np
 
@@ -14,9 +14,7 @@ from kvpager.cache.reclaim import Reclaimer, Watermarks
 from kvpager.config import parse_size, resolve_host_capacity
 from kvpager.config.tiers import DiskTier, HostTier, TierOptions, check_order
 from kvpager.errors import ConfigError
-from kvpager.eviction.linked_lru import LinkedLRU
-from kvpager.eviction.lru import LRU
-from kvpager.eviction.policy import EvictionPolicy
+from kvpager.eviction.make import make_policy
 from kvpager.memory.arena import Arena
 from kvpager.memory.block_pool import BlockPool
 from kvpager.memory.layout import KVLayout
@@ -34,8 +32,6 @@ from kvpager.tiers.remote.open import open_remote
 from kvpager.tiers.row_access import RowAccess, Rows
 from kvpager.tiers.tier import LowerTier
 from kvpager.types import Clock
-
-_POLICIES = {"lru": LRU}
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,7 +100,7 @@ def open_cache(
         )
     pool = BlockPool(layout, arena, poison=debug)
     index = PrefixIndex(blocks, layout.num_groups, layout.page_size)
-    policy = _policy(eviction, blocks)
+    policy = make_policy(eviction, blocks, clock)
     cache = PagedCache(
         layout=layout,
         pool=pool,
@@ -196,9 +192,9 @@ def _open_tier(options: TierOptions, above: _Above) -> LowerTier:
         slots = options.pages or HostStore.slots_in(
             resolve_host_capacity(options.capacity, above.pool_bytes), page_bytes
         )
-        return HostStore(page_bytes, slots, LinkedLRU(slots), above.pinning)
+        return HostStore(page_bytes, slots, make_policy("lru", slots, above.clock), above.pinning)
     if isinstance(options, DiskTier):
-        return open_disk(options, above.page_bytes, above.identity, LinkedLRU, above.clock)
+        return open_disk(options, above.page_bytes, above.identity, partial(make_policy, "lru", clock=above.clock), above.clock)
     return open_remote(options, above.page_bytes, above.identity, above.clock)
 
 
@@ -225,12 +221,6 @@ def _num_blocks(layout: KVLayout, capacity: int | str | None, num_blocks: int | 
     if num_blocks < 1 or num_blocks >= 2**31:
         raise ConfigError(f"a pool has between 1 and 2^31-1 blocks, not {num_blocks}; choose larger pages")
     return num_blocks
-
-
-def _policy(name: str, num_blocks: int) -> EvictionPolicy:
-    if name not in _POLICIES:
-        raise ConfigError(f"unknown eviction policy {name!r}; choose one of {', '.join(_POLICIES)}")
-    return _POLICIES[name](num_blocks)
 
 
 class _LazyRows:

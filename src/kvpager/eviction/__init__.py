@@ -1,1 +1,1 @@
-"""Which cached page goes first. One protocol, one small file per policy. Policies free nothing themselves."""
+"""Which evictable page goes first. One protocol, one small file per policy. Policies free nothing themselves."""
