@@ -7,6 +7,7 @@ from functools import cached_property, partial
 
 import numpy as np
 
+from kvpager.cache.evictable import Evictable
 from kvpager.cache.fault import FaultLog
 from kvpager.cache.lower_pages import LowerPages
 from kvpager.cache.paged_cache import PagedCache
@@ -100,13 +101,13 @@ def open_cache(
         )
     pool = BlockPool(layout, arena, poison=debug)
     index = PrefixIndex(blocks, layout.num_groups, layout.page_size)
-    policy = make_policy(eviction, blocks, clock)
+    evictable = Evictable(layout, pool, index, make_policy(eviction, blocks, clock))
     cache = PagedCache(
         layout=layout,
         pool=pool,
         index=index,
-        policy=policy,
-        reclaimer=Reclaimer(layout, pool, index, policy, watermarks or Watermarks()),
+        evictable=evictable,
+        reclaimer=Reclaimer(pool, index, evictable, watermarks or Watermarks()),
         faults=FaultLog(clock),
         access=_LazyRows(arena, layout),
         tiers=[DeviceTier(pool)],
@@ -194,7 +195,9 @@ def _open_tier(options: TierOptions, above: _Above) -> LowerTier:
         )
         return HostStore(page_bytes, slots, make_policy("lru", slots, above.clock), above.pinning)
     if isinstance(options, DiskTier):
-        return open_disk(options, above.page_bytes, above.identity, partial(make_policy, "lru", clock=above.clock), above.clock)
+        return open_disk(
+            options, above.page_bytes, above.identity, partial(make_policy, "lru", clock=above.clock), above.clock
+        )
     return open_remote(options, above.page_bytes, above.identity, above.clock)
 
 

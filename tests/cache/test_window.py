@@ -130,7 +130,7 @@ def test_groups_with_different_windows_agree_on_how_much_of_a_prefix_is_there(ev
         assert [len(blocks) for blocks in tables] == [6, 6]
         seq.free()
         for table, page in zip(tables, evicted, strict=True):
-            assert cache._reclaimer._evict(table[page]) == 1
+            assert cache._reclaimer._evict([table[page]]) == 1
         cache.check()
         hit = cache.sequence([*T(1, 24), 25], max_prefix=24)
         cache.check()

@@ -159,9 +159,7 @@ class LateRelease:
         for due, hold in [item for item in self._held if item[0] <= self._step]:
             self._cache._open_steps.remove(hold)
             for blocks in hold.held:
-                settled = self._cache.pool.unpin(blocks).cached
-                if len(settled):
-                    self._cache._policy.add(settled)
+                self._cache.evictable.settled(self._cache.pool.unpin(blocks).cached)
             self._held.remove((due, hold))
 
     @property

@@ -197,7 +197,7 @@ def test_a_deterministic_hit_ends_at_a_canonical_border_even_if_a_window_lost_pa
         for node in match.nodes[:7]:
             block = index.block(node, windowed)
             assert block is not None
-            assert engine.cache._reclaimer._evict(block) == 1  # the window moved on; pressure took its old pages
+            assert engine.cache._reclaimer._evict([block]) == 1  # the window moved on; pressure took its old pages
         assert prefix_of([*prompt[:100], *prompt[:50]]) == 0  # brings pages 4 and 5 back, but not 6
         assert [index.block(node, windowed) is not None for node in match.nodes[4:8]] == [True, True, False, True]
         assert engine.cache.lookup(prompt[:150]).num_tokens == 144

@@ -12,6 +12,7 @@ import pytest
 from kvpager.cache import paged_cache
 from kvpager.cache.paged_cache import PagedCache
 from kvpager.cache.reclaim import Reclaimer
+from kvpager.cache.sequence import Sequence
 from kvpager.cache.sequence_rows import SequenceRows
 from kvpager.eviction.lru import LRU
 from kvpager.memory.arena import HostArena
@@ -60,9 +61,9 @@ def _last_owner_always_in_place(self: PagedCache, rows: np.ndarray, starts: np.n
 
 
 def gives_blocks_out_while_a_step_is_open(patch: Patch) -> None:
-    def give_back(self: PagedCache, seq: object, blocks: np.ndarray) -> None:
-        if len(blocks) and len(cached := self.pool.release(blocks).cached):
-            self._policy.add(cached)
+    def give_back(self: PagedCache, seq: Sequence, blocks: np.ndarray) -> None:
+        released = self.pool.release(blocks)
+        self.evictable.released(released.unmapped, released.cached, seq.use())
 
     patch.setattr(PagedCache, "_give_back", give_back)
 
@@ -148,7 +149,7 @@ def releases_twice(patch: Patch) -> None:
 
 
 def loses_cached_blocks(patch: Patch) -> None:
-    patch.setattr(LRU, "add", lambda self, blocks: None)
+    patch.setattr(LRU, "offer", lambda self, blocks: None)
 
 
 def refuses_while_there_is_room(patch: Patch) -> None:

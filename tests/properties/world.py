@@ -36,12 +36,13 @@ def _layout(*windows: int | None, page_size: int) -> KVLayout:
 
 
 class YoungestFirst(LRU):
-    """The worst order there is: roots before leaves. The cache must keep prefixes whole all the same."""
+    """The worst order there is: what was used last goes first. The cache must keep prefixes whole all the same."""
 
     name = "youngest first"
 
-    def victims(self, count: int) -> np.ndarray:
-        return super().victims(len(self._stamps))[::-1][:count]
+    def offer(self, blocks: np.ndarray) -> None:
+        for block in blocks.tolist():
+            self._leaves.offer(block, -int(self._stamps[block]))
 
 
 @dataclass(frozen=True)
@@ -121,7 +122,7 @@ class World:
         self.page_size = setting.layout.page_size
         options = {"max_capacity": 40 * setting.layout.block_stride, "debug": True, **setting.options}
         self.cache = open_cache(setting.layout, num_blocks=setting.num_blocks, **options)  # type: ignore[arg-type]
-        self.cache._policy = self.cache._reclaimer._policy = setting.policy(setting.num_blocks)
+        self.cache.evictable.policy = setting.policy(setting.num_blocks)
         self.models: list[Model] = []
         self.open_steps: list[OpenStep] = []
         self.happened: Counter[str] = Counter()

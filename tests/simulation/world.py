@@ -19,7 +19,7 @@ from kvpager import ConfigError, KVLayout, LayerSpec, OutOfBlocks, Scope, Waterm
 from kvpager.cache.lower_pages import Promotion
 from kvpager.cache.sequence import Sequence
 from kvpager.cache.step import Step
-from kvpager.eviction.linked_lru import LinkedLRU
+from kvpager.eviction.lru import LRU
 from kvpager.prefix.hashing import block_key, page_key, root_key
 from kvpager.tiers.host import HostStore
 from kvpager.tiers.migration import WriteBack
@@ -205,7 +205,7 @@ class World:
         self.tiers: list[LowerTier] = []
         for name in options.tiers:
             if name == "host":
-                self.host = HostStore(stride, options.host_pages, LinkedLRU(options.host_pages))
+                self.host = HostStore(stride, options.host_pages, LRU(options.host_pages))
                 self.tiers.append(self.host)
             else:
                 kind = SimulatedDisk if name == "disk" else SimulatedRemote

@@ -39,7 +39,7 @@ def resident_blocks(
 
 def hold(cache: "PagedCache", blocks: np.ndarray) -> None:
     """Published blocks that must not go. Pair with ``let_go``."""
-    cache._policy.remove(cache.pool.pin(blocks))
+    cache.evictable.held(cache.pool.pin(blocks))
 
 
 def take_held(cache: "PagedCache", count: int) -> np.ndarray:
@@ -52,9 +52,12 @@ def take_held(cache: "PagedCache", count: int) -> np.ndarray:
 
 def let_go(cache: "PagedCache", blocks: np.ndarray) -> None:
     """One hold less for each block; published ones are cached then, others free."""
-    cached = cache.pool.unpin(blocks).cached
-    if len(cached):
-        cache._policy.add(cached)
+    cache.evictable.settled(cache.pool.unpin(blocks).cached)
+
+
+def let_arrive(cache: "PagedCache", blocks: np.ndarray) -> None:
+    """``let_go`` of blocks that were attached meanwhile, the last page first."""
+    cache.evictable.arrived(cache.pool.unpin(blocks).cached)
 
 
 def attach(
@@ -71,6 +74,7 @@ def attach(
         if any(index.block(child, group) is None and (page, group) not in came for group in full):
             index.prune(child)
             break
+        cache.evictable.got_child(node)
         node = child
         for group in range(cache.layout.num_groups):
             block = came.get((page, group))
@@ -81,4 +85,5 @@ def attach(
         index.prune(node)
     index.leave_root(root)
     cache.pool.publish(np.array(list(taken.values()), np.int32))
+    cache.evictable.entered(list(taken.values()))
     return taken

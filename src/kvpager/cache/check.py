@@ -49,8 +49,7 @@ def _check_counts(cache: "PagedCache") -> None:
 def _check_published(cache: "PagedCache") -> None:
     if not np.array_equal(np.flatnonzero(cache.pool.indexed), cache.index.all_blocks()):
         raise InvariantError("I11: the pool and the prefix index disagree on what is published")
-    cached = np.flatnonzero(cache.pool.is_cached(np.arange(cache.pool.num_blocks)))
-    cache._policy.check(cached)
+    cache.evictable.check()
     full_groups = [g for g, group in enumerate(cache.layout.groups) if group.window is None]
     for block in cache.index.all_blocks().tolist() if full_groups else []:
         node = cache.index.node_of_block(block)

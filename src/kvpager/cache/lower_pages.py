@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from kvpager.cache.arriving import attach, hold, let_go, resident_blocks, take_held
+from kvpager.cache.arriving import attach, hold, let_arrive, let_go, resident_blocks, take_held
 from kvpager.cache.prefix_match import first_visible_page, page_labels
 from kvpager.memory.block_pool import BlockPool
 from kvpager.prefix.hashing import Scope, block_key, page_key
@@ -144,7 +144,7 @@ class LowerPages:
         resident = resident_blocks(self._cache, match.root_key, match.labels, missing)
         hold(self._cache, resident)
         if not self._cache._reclaimer.make_free(len(match.missing)):
-            let_go(self._cache, resident[::-1])
+            let_go(self._cache, resident)
             return None
         fresh = take_held(self._cache, len(match.missing))
         load = self.migration.load([each.page for each in match.missing], fresh.tolist())
@@ -197,7 +197,7 @@ class LowerPages:
 
     def _let_go_of_resident(self, promotion: Promotion) -> None:
         """Nobody counts on the load any more: pages that are there already must not wait for it."""
-        let_go(self._cache, promotion.resident[::-1])
+        let_go(self._cache, promotion.resident)
         promotion.resident = promotion.resident[:0]
 
     def _publish(self, promotion: Promotion) -> None:
@@ -214,7 +214,7 @@ class LowerPages:
         for each, _, tier in ends:
             if (each.index, each.group) in fresh:
                 promotion.page_tier[each.index] = max(tier, promotion.page_tier.get(each.index, _NOWHERE))
-        let_go(cache, promotion.fresh[::-1])  # the last page first, so that leaves age before roots
+        let_arrive(cache, promotion.fresh[::-1])
         self._let_go_of_resident(promotion)
         promotion.is_done = True
         if fresh:
@@ -268,12 +268,12 @@ class LowerPages:
 
     def taken(self, blocks: np.ndarray) -> None:
         """A transfer holds these blocks, which were cached."""
-        self._cache._policy.remove(blocks)
+        self._cache.evictable.held(blocks)
 
     def settled(self, blocks: np.ndarray, cached: np.ndarray) -> None:
         """A transfer let go of blocks, of which some are cached now."""
         if len(cached):
-            self._cache._policy.add(cached)
+            self._cache.evictable.settled(cached)
         if self._doomed:
             doomed = self._doomed.intersection(blocks.tolist())
             self._doomed -= doomed

@@ -12,6 +12,7 @@ from operator import attrgetter
 import numpy as np
 
 from kvpager.cache.check import check_cache
+from kvpager.cache.evictable import Evictable
 from kvpager.cache.fault import FaultLog
 from kvpager.cache.lower_pages import LowerPages
 from kvpager.cache.prefix_match import PrefixMatch, PrefixMatcher, first_visible_page, page_labels
@@ -22,7 +23,6 @@ from kvpager.cache.sequence_rows import SequenceRows
 from kvpager.cache.statistics import CacheStatistics, PrefixCounts
 from kvpager.cache.step import Step, StepBatch
 from kvpager.errors import ConfigError, OutOfBlocks
-from kvpager.eviction.policy import EvictionPolicy
 from kvpager.memory.arena import Arena
 from kvpager.memory.block_pool import BlockPool
 from kvpager.memory.layout import KVLayout
@@ -52,7 +52,7 @@ class PagedCache:
         layout: KVLayout,
         pool: BlockPool,
         index: PrefixIndex,
-        policy: EvictionPolicy,
+        evictable: Evictable,
         reclaimer: Reclaimer,
         faults: FaultLog,
         access: RowAccess,
@@ -68,7 +68,7 @@ class PagedCache:
         self.tiers = tuple(tiers)
         self.rows = SequenceRows(layout.num_groups)
         self.sequences: dict[int, Sequence] = {}  # by row
-        self._policy = policy
+        self.evictable = evictable
         self._reclaimer = reclaimer
         self._faults = faults
         self.access = access
@@ -241,7 +241,8 @@ class PagedCache:
         with self._faults.handling(FaultKind.MINOR, sum(len(nodes) - first for first in match.first_page)):
             for group, first in enumerate(match.first_page):
                 ids = np.array(self.index.blocks_in_group(nodes[first:], group), np.int32)
-                self._policy.remove(self.pool.retain(ids))
+                self.pool.retain(ids)
+                self.evictable.hit(ids)
                 seq.tables[group].map(first, ids)
                 self.rows.tail[group, seq.row] = ids[-1]
                 self.rows.first_page[group, seq.row] = first
@@ -266,7 +267,8 @@ class PagedCache:
         self.rows.copy(seq.row, row)
         twin = Sequence(self, row, None if seq.tokens is None else seq.tokens[:], seq.scope)
         twin.tables = tuple(table.copy() for table in seq.tables)
-        twin.prefix_tokens = seq.prefix_tokens
+        twin.prefix_tokens, twin.prompt_tokens = seq.prefix_tokens, seq.prompt_tokens
+        twin.priority, twin.tenant = seq.priority, seq.tenant
         twin._node = seq._node
         if seq._root is not None:
             twin._root = self.index.enter_root(self._root_key(seq.scope))
@@ -307,9 +309,9 @@ class PagedCache:
                 if seq in step.sequences:
                     self.pool.pin(blocks)
                     step.held.append(blocks)
-        cached = self.pool.release(blocks).cached
-        if len(cached):
-            self._policy.add(cached)
+        released = self.pool.release(blocks)
+        if len(released.unmapped):
+            self.evictable.released(released.unmapped, released.cached, seq.use())
 
     def truncate(self, seq: Sequence, length: int) -> None:
         self.check_usable(seq)
@@ -518,9 +520,7 @@ class PagedCache:
         if not counts.all():
             self._take_back(step, alive & ~counts)
         for blocks in step.held:
-            settled = self.pool.unpin(blocks).cached
-            if len(settled):
-                self._policy.add(settled)
+            self.evictable.settled(self.pool.unpin(blocks).cached)
 
     def _commit(self, step: Step, counts: np.ndarray) -> None:
         """``counts`` says which sequences of the step go on."""
@@ -576,12 +576,13 @@ class PagedCache:
             seq._node = node
             self.rows.published[seq.row] = stop
         self.pool.publish(np.array(fresh, np.int32))
+        self.evictable.entered(fresh)
         if self.lower is not None:
             self.lower.published(fresh)
 
     def _share_instead(self, seq: Sequence, group: int, page: int, block: int, known: int) -> None:
         """Another sequence published the same content meanwhile: page ``page`` maps its block, and ours goes."""
-        self._policy.remove(self.pool.retain(np.array([known], np.int32)))
+        self.evictable.shared(self.pool.retain(np.array([known], np.int32)))
         self._repoint(seq, group, page, block, known)
         self._deduplicated += 1
 
@@ -616,7 +617,7 @@ class PagedCache:
         unpublished. Lower tiers keep theirs: see ``clear_tiers``."""
         self.epoch += 1
         published = self.index.all_blocks()
-        self._policy.remove(published[self.pool.is_cached(published)])
+        self.evictable.left(published)
         for seq in self.sequences.values():
             self.rows.publish_until[seq.row] = self.rows.published[seq.row] = 0
         for block in published.tolist():

@@ -23,7 +23,7 @@ from typing import BinaryIO
 
 import numpy as np
 
-from kvpager.cache.arriving import attach, hold, let_go, resident_blocks, take_held
+from kvpager.cache.arriving import attach, hold, let_arrive, let_go, resident_blocks, take_held
 from kvpager.cache.paged_cache import ANY_SCOPE, PagedCache
 from kvpager.cache.prefix_match import first_visible_page, page_labels
 from kvpager.cache.sequence import token_array
@@ -159,16 +159,17 @@ def _publish(cache: PagedCache, file: BinaryIO, contents: _Contents, scope: Scop
         for block in contents.blocks
         if block.page >= len(chain) or cache.index.block(chain[block.page], block.group) is None
     }
-    held = resident_blocks(cache, key, labels, missing)
-    hold(cache, held)
+    resident = resident_blocks(cache, key, labels, missing)
+    fresh = resident[:0]
+    hold(cache, resident)
     try:
         fresh = take_held(cache, len(missing))
-        held = np.concatenate([held, fresh])
         for block, target in zip(missing.values(), fresh.tolist(), strict=True):
             _fill(cache, file, block, target)  # checked again: the file may have been changed meanwhile
         taken = attach(cache, key, labels, dict(zip(missing, fresh.tolist(), strict=True)))
     finally:
-        let_go(cache, held[::-1])  # the last page first, so that leaves age before roots
+        let_arrive(cache, fresh[::-1])
+        let_go(cache, resident)
     if cache.lower is not None:
         cache.lower.published(list(taken.values()))
 

@@ -13,15 +13,15 @@ Direct reclaim is all or nothing: where it can't free enough it drops nothing, s
 lost no cached page.
 """
 
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
 
+from kvpager.cache.evictable import Evictable
 from kvpager.errors import ConfigError
-from kvpager.eviction.policy import EvictionPolicy
 from kvpager.memory.block_pool import BlockPool
-from kvpager.memory.layout import KVLayout
 from kvpager.prefix.index import PrefixIndex
 
 
@@ -72,15 +72,11 @@ class Below(Protocol):
 class Reclaimer:
     """Drops cached pages of one pool. ``below``: the tiers under it, set by the cache that has some."""
 
-    def __init__(
-        self, layout: KVLayout, pool: BlockPool, index: PrefixIndex, policy: EvictionPolicy, watermarks: Watermarks
-    ) -> None:
+    def __init__(self, pool: BlockPool, index: PrefixIndex, evictable: Evictable, watermarks: Watermarks) -> None:
         self._pool = pool
         self._index = index
-        self._policy = policy
+        self._evictable = evictable
         self.watermarks = watermarks
-        self._has_window = [group.window is not None for group in layout.groups]
-        self._has_full_group = not all(self._has_window)
         self._background = 0
         self._direct = 0
         self.below: Below | None = None
@@ -116,37 +112,41 @@ class Reclaimer:
 
     def _write_and_drop(self, below: Below, wanted: int) -> None:
         """Drops clean pages and begins to copy the others down, as far as the next ``wanted`` victims go."""
-        for block in self._policy.victims(max(0, wanted)).tolist():
-            if not self._pool.is_cached(np.array([block]))[0]:
-                continue  # went together with another victim
-            blocks = self._would_go(block)
-            dirty = [each for each in blocks if not below.is_clean(each)]
-            if dirty:
-                for each in dirty:
-                    below.write_and_drop(each)
-            elif blocks:
-                self._background += self._evict(block)
+        refused = []
+        for _ in range(wanted):
+            block = self._evictable.victim()
+            if block is None:
+                break
+            dirty = [each for each in self._evictable.goes_with(block) if not below.is_clean(each)]
+            for each in dirty:
+                below.write_and_drop(each)
+            if not dirty:
+                self._background += self._evict([block])
+            elif self._pool.is_cached(np.array([block]))[0]:  # it is not on its way: the next victim may be
+                self._evictable.held(np.array([block]))
+                refused.append(block)
+        self._evictable.settled(np.array(refused, np.int64))
 
     def drop_written(self, block: int) -> None:
-        """A cached block has been copied down so that it can go: it does, if blocks are still short."""
-        if self._pool.num_free < self.watermarks.high:
-            self._background += self._evict(block)
+        """A cached block has been copied down so that it can go: it does, if blocks are still short and it may."""
+        if self._pool.num_free < self.watermarks.high and self._evictable.may_go(block):
+            self._background += self._evict([block])
 
     def _drop(self, wanted: int) -> int:
+        """Frees ``wanted`` cached blocks or a few more, or as many as can go; returns how many."""
         dropped = 0
-        look_ahead = wanted
         while dropped < wanted:
-            victims = self._policy.victims(look_ahead).tolist()
-            before = dropped
-            for block in victims:
-                if dropped >= wanted:
-                    break
-                dropped += self._evict(block)
-            if dropped == before:
-                if len(victims) < look_ahead and not self._forget_moving():
-                    break  # every cached block was offered and none could go
-                look_ahead *= 2  # a policy that offers inner pages first: look further for leaves
+            freed = self._evict(self._victims(wanted - dropped))
+            if not freed and not self._forget_moving():
+                break
+            dropped += freed
         return dropped
+
+    def _victims(self, count: int) -> Iterator[int]:
+        """Each block that should go next, once the one before has gone."""
+        while count > 0 and (block := self._evictable.victim()) is not None:
+            yield block
+            count -= 1
 
     def _forget_moving(self) -> bool:
         """Unmapped blocks that are being copied down leave the index, so that the pages they hang under can go.
@@ -155,28 +155,28 @@ class Reclaimer:
         """
         before = self._index.num_entries
         for block in [] if self.below is None else self.below.moving_blocks():
-            if self._pool.refcount[block] == 0:
-                self._evict(block)
+            if (
+                self._pool.refcount[block] == 0
+                and self._pool.indexed[block]
+                and self._evictable.is_needed_by_none(block)
+            ):
+                self._evict([block])
         return self._index.num_entries < before
 
-    def _evict(self, block: int) -> int:
-        """Frees one cached block, and what becomes unreachable with it; 0 if it has to wait for its children."""
-        if not self._pool.indexed[block]:
-            return 0  # went together with another victim
-        doomed = self._would_go(block)
-        if not doomed:
-            return 0
-        if self.below is not None:
-            self.below.dropping(doomed)
-        ids = np.asarray(doomed, np.int32)
-        self._policy.remove(ids[self._pool.is_cached(ids)])
-        for each in doomed:
-            self._index.detach(each)
-        return len(self._pool.unpublish(ids))
-
-    def _would_go(self, block: int) -> list[int]:
-        """A published block and what becomes unreachable with it; nothing if it has to wait for its children."""
-        node = self._index.node_of_block(block)
-        if not self._has_full_group or self._has_window[self._index.group_of_block(block)]:
-            return [block]  # later pages of a windowed group don't need this one
-        return self._index.blocks_of(node) if self._index.is_leaf(node) else []
+    def _evict(self, blocks: Iterable[int]) -> int:
+        """Frees blocks that may go, and what becomes unreachable with them; returns how many became free."""
+        gone: list[int] = []
+        try:
+            for block in blocks:
+                together = self._evictable.goes_with(block)
+                if self.below is not None:
+                    self.below.dropping(together)
+                self._evictable.left(np.array(together))
+                parent = self._index.parent(self._index.node_of_block(block))
+                for each in together:
+                    self._index.detach(each)
+                gone += together
+                self._evictable.lost_child(parent)
+        finally:
+            freed = self._pool.unpublish(np.array(gone, np.int32))
+        return len(freed)

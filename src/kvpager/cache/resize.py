@@ -31,7 +31,7 @@ def resize_pool(cache: "PagedCache", num_blocks: int) -> None:
         _move_below(cache, num_blocks)
     pool.resize(num_blocks)
     cache.index.resize(num_blocks)
-    cache._policy.resize(num_blocks)
+    cache.evictable.policy.resize(num_blocks)
 
 
 def _move_below(cache: "PagedCache", num_blocks: int) -> None:
@@ -42,12 +42,11 @@ def _move_below(cache: "PagedCache", num_blocks: int) -> None:
     targets = np.flatnonzero(is_free[:num_blocks]).astype(np.int32)[: len(sources)]
     if len(sources) == 0:
         return
-    cached, indexed = pool.is_cached(sources), pool.indexed[sources]
+    indexed = pool.indexed[sources]
     pool.move(sources, targets)
     for at, (source, target) in enumerate(zip(sources.tolist(), targets.tolist(), strict=True)):
-        if cached[at]:
-            cache._policy.move(source, target)
         if indexed[at]:
+            cache.evictable.policy.move(source, target)
             cache.index.move(source, target)
     new_ids = np.arange(pool.num_blocks, dtype=np.int32)
     new_ids[sources] = targets

@@ -15,6 +15,7 @@ import numpy as np
 
 from kvpager.cache.by_hand import read_rows, write_rows
 from kvpager.errors import ConfigError
+from kvpager.eviction.policy import DEFAULT_PRIORITY, StopReason, Use
 from kvpager.memory.page_table import Location, PageTable
 from kvpager.prefix.hashing import Scope
 from kvpager.tiers.row_access import Rows
@@ -51,9 +52,13 @@ class Sequence:
         "is_freed",
         "prefix_by_tier",
         "prefix_tokens",
+        "priority",
+        "prompt_tokens",
         "row",
         "scope",
+        "stop",
         "tables",
+        "tenant",
         "tokens",
     )
 
@@ -66,6 +71,10 @@ class Sequence:
         self.prefix_tokens = 0
         self.prefix_by_tier: dict[TierKind, int] = {}  # where its prefix was found when the sequence was made
         self.is_freed = False
+        self.prompt_tokens = 0 if tokens is None else len(tokens)
+        self.stop = StopReason.UNKNOWN
+        self.priority = DEFAULT_PRIORITY
+        self.tenant = scope.salt
         self._node: NodeId | None = None  # the node of the last published page, or the scope's root
         self._root: NodeId | None = None
 
@@ -104,9 +113,24 @@ class Sequence:
         """A second sequence with the same content. Shares every page; the first write to a shared page copies it."""
         return self._cache.fork(self)
 
-    def free(self) -> None:
-        """Gives all pages back; full ones stay findable until they are reclaimed. Freeing twice is an error."""
+    def free(self, stop: StopReason = StopReason.UNKNOWN) -> None:
+        """Gives all pages back; full ones stay findable until they are reclaimed. Freeing twice is an error.
+
+        ``stop``: why the request ended, where that is known; some eviction policies learn from it.
+        """
+        self.stop = stop
         self._cache.free([self])
+
+    def use(self) -> Use:
+        """What eviction policies are told when pages are let go."""
+        prompt = max(1, self.prompt_tokens)
+        return Use(
+            output_tokens=max(0, self.num_tokens - self.prompt_tokens),
+            matched=min(1.0, self.prefix_tokens / prompt),
+            stop=self.stop,
+            priority=self.priority,
+            tenant=self.tenant,
+        )
 
     def write(self, start: int, k: Rows, v: Rows) -> None:
         """Writes K and V rows by hand at positions ``start`` on; both [layers, tokens, kv_heads, head_dim].

@@ -8,6 +8,7 @@ from kvpager.eviction.ranked_leaves import RankedLeaves
 
 class LRU:
     name = "lru"
+    uses_keys = False
 
     def __init__(self, num_blocks: int) -> None:
         self._stamps = np.zeros(num_blocks, np.int64)  # when the block was let go, in blocks let go

@@ -52,6 +52,7 @@ class EvictionPolicy(Protocol):
     """Batches are arrays of distinct block ids. What a policy remembers is bounded by a multiple of their number."""
 
     name: str
+    uses_keys: bool  # else ``enter`` is given none
 
     def enter(self, blocks: np.ndarray, keys: np.ndarray) -> None:
         """New content became findable in these blocks. ``keys``: uint64, the same whenever the content is the same."""

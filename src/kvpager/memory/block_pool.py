@@ -44,10 +44,14 @@ class PoolCounts:
 
 @dataclass(frozen=True, slots=True)
 class Released:
-    """What a release did: blocks that became ``freed``, and blocks that became ``cached``, in the order given."""
+    """What a release did: blocks that became ``freed``, and blocks that became ``cached``, in the order given.
+
+    ``unmapped``: findable ones that nobody maps any more, cached or held.
+    """
 
     freed: np.ndarray
     cached: np.ndarray
+    unmapped: np.ndarray
 
 
 class BlockPool:
@@ -155,16 +159,17 @@ class BlockPool:
         self.refcount[ids] = counts - 1
         last = ids[counts == 1]
         if len(last) == 0:
-            return Released(_NO_BLOCKS, _NO_BLOCKS)
+            return Released(_NO_BLOCKS, _NO_BLOCKS, _NO_BLOCKS)
         held, indexed = self.pins[last] > 0, self.indexed[last]
         if not held.any() and indexed.all():  # the common case: a finished sequence of published pages
-            moving, cached, freed = _NO_BLOCKS, last, _NO_BLOCKS
+            moving, cached, freed, unmapped = _NO_BLOCKS, last, _NO_BLOCKS, last
         else:
             moving, cached, freed = last[held], last[~held & indexed], last[~held & ~indexed]
+            unmapped = last[indexed]
         self._apply(moving, BlockEvent.HOLD, BlockState.USED, BlockState.MOVING)
         self._apply(cached, BlockEvent.KEEP, BlockState.USED, BlockState.CACHED)
         self._give_back(freed, BlockEvent.DROP, BlockState.USED)
-        return Released(freed, cached)
+        return Released(freed, cached, unmapped)
 
     def pin(self, ids: np.ndarray) -> np.ndarray:
         """One more hold by a step or transfer. Returns the blocks that were cached."""
@@ -189,7 +194,7 @@ class BlockPool:
         cached, freed = settled[indexed], settled[~indexed]
         self._apply(cached, BlockEvent.SETTLE_CACHED, BlockState.MOVING, BlockState.CACHED)
         self._give_back(freed, BlockEvent.SETTLE_FREE, BlockState.MOVING)
-        return Released(freed, cached)
+        return Released(freed, cached, _NO_BLOCKS)
 
     def publish(self, ids: np.ndarray) -> None:
         """The prefix index can find these blocks from now on. REQUIRES: mapped, or held by what filled them."""

@@ -7,9 +7,8 @@
 A page that is forgotten while it is read can't be found from then on; its slot becomes free when the last transfer is
 completed. Being read does not change a page's rank, ``touch`` does.
 
-Leaves go before their parents: a page that another page in this tier hangs under is not dropped. So the policy orders
-the leaves only; a page whose last child was dropped goes next, as a prefix that nobody uses goes as a whole, unless it
-was used itself since it became a parent.
+Leaves go before their parents: a page that another page in this tier hangs under is not dropped, so only leaves that
+nobody reads are offered to the policy. A page whose last child was dropped counts from its own last use.
 """
 
 from collections import Counter
@@ -18,7 +17,7 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 
 from kvpager.errors import InvariantError
-from kvpager.eviction.policy import EvictionPolicy
+from kvpager.eviction.policy import NO_USE, EvictionPolicy
 from kvpager.tiers.tier import Page
 from kvpager.types import ContentKey
 
@@ -36,8 +35,6 @@ class SlotBook:
         self._doomed: set[int] = set()  # being read, forgotten: free when the last reader has gone
         self._withdrawn: set[int] = set()  # not given out; those that hold a page do so until it goes
         self._children: Counter[ContentKey] = Counter()
-        self._used_parents: set[int] = set()  # touched since they have children
-        self._next: dict[int, None] = {}  # leaves that go before those of the policy, the last one first
         self.num_slots = num_slots
         self.evicted = 0
 
@@ -98,8 +95,7 @@ class SlotBook:
     def complete_store(self, slot: int, succeeded: bool) -> None:
         self._writing.remove(slot)
         if succeeded:
-            if self._is_leaf(slot):
-                self._policy.add(np.array([slot], np.int32))
+            self._arrive([slot])
         else:
             self._leave(slot)
             self._give_back(slot)
@@ -110,13 +106,14 @@ class SlotBook:
         self._free = [slot for slot in self._free if slot not in taken]
         for slot, page in zip(slots, pages, strict=True):
             self._enter(slot, page)
-        self._policy.add(np.array([slot for slot in slots if self._is_leaf(slot)], np.int32))
+        self._arrive(slots)
 
     def prepare_load(self, key: ContentKey) -> int | None:
         slot = self._slot_of.get(key)
         if slot is None or slot in self._writing:
             return None
         self._readers[slot] += 1
+        self._policy.withdraw(np.array([slot]))
         return slot
 
     def complete_load(self, slot: int) -> None:
@@ -127,14 +124,16 @@ class SlotBook:
         if slot in self._doomed:
             self._doomed.remove(slot)
             self._give_back(slot)
+        else:
+            self._offer_leaves([slot])
 
     def touch(self, keys: Iterable[ContentKey]) -> None:
         """These pages were used: the last of them is the last to go."""
-        used = [slot for key in keys if (slot := self._slot_of.get(key)) is not None and slot not in self._writing]
-        leaves = [slot for slot in dict.fromkeys(used) if self._is_leaf(slot)]
-        self._used_parents.update(slot for slot in used if not self._is_leaf(slot))
-        self._take_out(leaves)
-        self._policy.add(np.array(leaves, np.int32))
+        known = (self._slot_of.get(key) for key in keys)
+        used = list(dict.fromkeys(slot for slot in known if slot is not None and slot not in self._writing))
+        self._policy.hit(np.array(used, np.int64))
+        self._policy.release(np.array(used, np.int64), NO_USE)
+        self._offer_leaves(used)
 
     def forget(self, keys: Iterable[ContentKey]) -> list[int]:
         """Drops pages; returns their slots, those being read included. Pages being written stay."""
@@ -164,15 +163,12 @@ class SlotBook:
         self._free[:0] = sorted(idle, reverse=True)
 
     def victims(self, count: int) -> list[int]:
-        """Up to ``count`` slots that could be dropped, the first to go first, leaves before their parents."""
-        found = [slot for slot in reversed(self._next) if slot not in self._readers][:count]
-        look_ahead = count
-        while len(found) < count:
-            offered = self._policy.victims(look_ahead).tolist()
-            unread = [slot for slot in offered if slot not in self._readers]
-            if len(found) + len(unread) >= count or len(offered) < look_ahead:
-                return (found + unread)[:count]
-            look_ahead *= 2
+        """Up to ``count`` slots that could be dropped at once, the first to go first."""
+        found: list[int] = []
+        while len(found) < count and (slot := self._policy.victim()) is not None:
+            found.append(slot)
+            self._policy.withdraw(np.array([slot]))
+        self._policy.offer(np.array(found, np.int64))
         return found
 
     def grow(self, num_slots: int) -> None:
@@ -189,28 +185,35 @@ class SlotBook:
     def _is_leaf(self, slot: int) -> bool:
         return self._page_of[slot].key not in self._children
 
+    def _arrive(self, slots: Sequence[int]) -> None:
+        """Pages that can be found from now on."""
+        keys = [int.from_bytes(self._page_of[slot].key[:8], "little") for slot in slots]
+        self._policy.enter(np.array(slots, np.int64), np.array(keys, np.uint64))
+        self._policy.release(np.array(slots, np.int64), NO_USE)
+        self._offer_leaves(slots)
+
+    def _offer_leaves(self, slots: Iterable[int]) -> None:
+        leaves = [slot for slot in slots if self._is_leaf(slot) and slot not in self._readers]
+        if leaves:
+            self._policy.offer(np.array(leaves))
+
     def _evict(self, keep: ContentKey) -> int:
         """Drops one page, but not ``keep``, under which the new one will hang. Returns how many."""
+        kept = self._slot_of.get(keep)
         for slot in self.victims(2):
-            page = self._page_of[slot]
-            if page.key != keep:
+            if slot != kept:
                 self.evicted += 1
-                self._drop(slot, parent_follows=True)
+                self._drop(slot)
                 return 1
         return 0
 
-    def _drop(self, slot: int, parent_follows: bool = False) -> None:
-        self._leave(slot, parent_follows)
+    def _drop(self, slot: int) -> None:
+        self._policy.leave(np.array([slot]))
+        self._leave(slot)
         if slot in self._readers:
             self._doomed.add(slot)
         else:
             self._give_back(slot)
-
-    def _take_out(self, slots: Sequence[int]) -> None:
-        """Of the order in which leaves go."""
-        self._policy.remove(np.array(slots, np.int32))
-        for slot in slots:
-            self._next.pop(slot, None)
 
     def _enter(self, slot: int, page: Page) -> None:
         self._page_of[slot] = page
@@ -218,27 +221,17 @@ class SlotBook:
         self._children[page.parent] += 1
         parent = self._slot_of.get(page.parent)
         if parent is not None and self._children[page.parent] == 1:
-            self._take_out([parent])
+            self._policy.withdraw(np.array([parent]))
 
-    def _leave(self, slot: int, parent_follows: bool = False) -> None:
+    def _leave(self, slot: int) -> None:
         page = self._page_of.pop(slot)
         del self._slot_of[page.key]
-        self._used_parents.discard(slot)
-        self._take_out([slot])
         self._children[page.parent] -= 1
         if not self._children[page.parent]:
             del self._children[page.parent]
-            self._became_leaf(page.parent, parent_follows)
-
-    def _became_leaf(self, key: ContentKey, goes_next: bool) -> None:
-        slot = self._slot_of.get(key)
-        if slot is None or slot in self._writing:
-            return
-        if goes_next and slot not in self._used_parents:
-            self._next[slot] = None
-        else:
-            self._policy.add(np.array([slot], np.int32))
-        self._used_parents.discard(slot)
+            parent = self._slot_of.get(page.parent)
+            if parent is not None and parent not in self._writing:
+                self._offer_leaves([parent])
 
     def check(self) -> None:
         """Raises InvariantError unless slots, pages and the policy agree."""
@@ -254,7 +247,9 @@ class SlotBook:
             raise InvariantError("a slot of a tier is free twice, or free and taken")
         if self._children != Counter(page.parent for page in self._page_of.values()):
             raise InvariantError("the children of a tier's pages are counted wrong")
-        leaves = {slot for slot in self._page_of if slot not in self._writing and self._is_leaf(slot)}
-        if not leaves.issuperset(self._next) or not self._used_parents.isdisjoint(leaves | self._writing):
-            raise InvariantError("a tier's page counts as another kind in the order in which pages go")
-        self._policy.check(np.array(sorted(leaves.difference(self._next)), np.int32))
+        may_go = [
+            slot
+            for slot in self._page_of
+            if slot not in self._writing and slot not in self._readers and self._is_leaf(slot)
+        ]
+        self._policy.check(np.array(sorted(may_go), np.int64))

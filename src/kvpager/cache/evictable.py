@@ -1,0 +1,129 @@
+"""Which cached blocks may go: keeps the eviction policy told of what is used, let go and evictable.
+
+A block may go when it is cached and no other page needs it: in a full-attention group that is a leaf of the prefix
+tree, in a windowed group any page, since later ones don't need it. It knows states and the tree, but no order.
+"""
+
+from collections.abc import Iterable
+
+import numpy as np
+
+from kvpager.errors import InvariantError
+from kvpager.eviction.policy import EvictionPolicy, Use
+from kvpager.memory.block_pool import BlockPool
+from kvpager.memory.layout import KVLayout
+from kvpager.prefix.hashing import block_key
+from kvpager.prefix.index import PrefixIndex
+from kvpager.types import NodeId
+
+_NO_KEYS = np.empty(0, np.uint64)
+
+
+class Evictable:
+    """The evictable blocks of one pool, in the order of ``policy``."""
+
+    def __init__(self, layout: KVLayout, pool: BlockPool, index: PrefixIndex, policy: EvictionPolicy) -> None:
+        self._pool = pool
+        self._index = index
+        self._has_window = [group.window is not None for group in layout.groups]
+        self._has_full_group = not all(self._has_window)
+        self._always = not self._has_full_group  # every block may go as soon as it is cached
+        self.policy = policy
+
+    # -- what happened to blocks --------------------------------------------------------------------------------
+
+    def entered(self, blocks: list[int]) -> None:
+        """These became findable."""
+        if blocks:
+            self.policy.enter(np.array(blocks), self._keys(blocks) if self.policy.uses_keys else _NO_KEYS)
+
+    def hit(self, blocks: np.ndarray) -> None:
+        """A request found these."""
+        self.policy.hit(blocks)
+
+    def shared(self, blocks: np.ndarray) -> None:
+        """A sequence that had computed the same content maps these from now on."""
+        self.policy.withdraw(blocks)
+
+    def released(self, unmapped: np.ndarray, cached: np.ndarray, use: Use) -> None:
+        """A sequence let go of a run of its pages in one layer group, the last one first. ``unmapped``: those that are
+        findable and that nobody maps any more; ``cached``: those of them that no transfer or step holds."""
+        if len(unmapped):
+            self.policy.release(unmapped, use)
+        if len(cached):
+            self._offer_run(cached)
+
+    def arrived(self, cached: np.ndarray) -> None:
+        """Pages of one prefix that nobody has used here yet are cached, the last one first."""
+        self.policy.release(cached, Use())
+        self.settled(cached)
+
+    def got_child(self, node: NodeId) -> None:
+        """A page hangs under ``node`` that did not come with a sequence: it was cached all the time, perhaps."""
+        self.policy.withdraw(
+            np.array([each for each in self._index.blocks_of(node) if not self._in_window(each)], np.int64)
+        )
+
+    def held(self, blocks: np.ndarray) -> None:
+        """A transfer holds these, which were cached."""
+        self.policy.withdraw(blocks)
+
+    def settled(self, cached: np.ndarray) -> None:
+        """Nothing holds these cached blocks any more; they count from their last use."""
+        may_go = [block for block in cached.tolist() if self.is_needed_by_none(block)]
+        if may_go:
+            self.policy.offer(np.array(may_go))
+
+    def left(self, blocks: np.ndarray) -> None:
+        """The content of these is gone."""
+        self.policy.leave(blocks)
+
+    def lost_child(self, node: NodeId) -> None:
+        """A page below ``node`` is gone: if it was the last, the page of ``node`` may go too."""
+        if self._index.label(node) is None or not self._index.is_leaf(node):
+            return
+        blocks = np.array([block for block in self._index.blocks_of(node) if not self._in_window(block)], np.int64)
+        if len(blocks):
+            self.policy.offer(blocks[self._pool.is_cached(blocks)])
+
+    # -- questions ----------------------------------------------------------------------------------------------
+
+    def victim(self) -> int | None:
+        """The block that should go first."""
+        return self.policy.victim()
+
+    def goes_with(self, block: int) -> list[int]:
+        """A block that may go, and what nobody could reach without it."""
+        return [block] if self._in_window(block) else self._index.blocks_of(self._index.node_of_block(block))
+
+    def may_go(self, block: int) -> bool:
+        """Whether a published block is evictable."""
+        return bool(self._pool.is_cached(np.array([block]))[0]) and self.is_needed_by_none(block)
+
+    def is_needed_by_none(self, block: int) -> bool:
+        """Whether no other page is unreachable without this one."""
+        return self._in_window(block) or self._index.is_leaf(self._index.node_of_block(block))
+
+    def _in_window(self, block: int) -> bool:
+        return self._always or self._has_window[self._index.group_of_block(block)]
+
+    def _offer_run(self, cached: np.ndarray) -> None:
+        """Of a run of a full-attention group only the last page can be a leaf: the others have the next one."""
+        first = int(cached[0])
+        if self._in_window(first):
+            self.policy.offer(cached)
+        elif self._index.is_leaf(self._index.node_of_block(first)):
+            self.policy.offer(cached[:1])
+
+    def _keys(self, blocks: Iterable[int]) -> np.ndarray:
+        index = self._index
+        names = (block_key(index.key(index.node_of_block(each)), index.group_of_block(each)) for each in blocks)
+        return np.array([int.from_bytes(name[:8], "little") for name in names], np.uint64)
+
+    def check(self) -> None:
+        """Raises InvariantError unless exactly the evictable blocks are offered to the policy."""
+        published = self._index.all_blocks()
+        cached = published[self._pool.is_cached(published)]
+        self.policy.check(np.array([each for each in cached.tolist() if self.is_needed_by_none(each)], np.int64))
+        if len(cached) and self.policy.victim() is None and self._pool.counts().moving == 0 == self._pool.counts().used:
+            raise InvariantError("blocks are cached, and none of them may go")
