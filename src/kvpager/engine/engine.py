@@ -351,6 +351,7 @@ class Engine:
             publish_until=publish_until,
             came_up=self.loading.leave(branch),
         )
+        branch.sequence.prompt_tokens = len(branch.request.prompt)  # of what is known, some may be output
         found = {tier: tokens for tier, tokens in branch.sequence.prefix_by_tier.items() if tokens}
         if branch.prefix_by_tier is None:
             branch.prefix_by_tier = found

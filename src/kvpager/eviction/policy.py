@@ -13,7 +13,7 @@ asked alike; "block" means those too.
 
 from dataclasses import dataclass
 from enum import IntEnum
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import numpy as np
 
@@ -46,6 +46,19 @@ class Use:
 
 
 NO_USE = Use()
+
+
+@dataclass(frozen=True, slots=True)
+class History:
+    """What goes along with a page that moves to another tier, so that it does not start anew there.
+
+    ``last_used``: seconds by the clock of the policies. ``uses``: by requests, so far. ``kind``: the policy's own class
+    of it.
+    """
+
+    last_used: float
+    uses: int
+    kind: int
 
 
 class EvictionPolicy(Protocol):
@@ -92,4 +105,29 @@ class EvictionPolicy(Protocol):
 
     def check(self, offered: np.ndarray) -> None:
         """Raises InvariantError unless exactly the blocks ``offered`` are offered."""
+        ...
+
+
+@runtime_checkable
+class JudgingPolicy(EvictionPolicy, Protocol):
+    """A policy that can say what a page is worth, in a number that means the same on every tier."""
+
+    def below(self, num_blocks: int) -> "JudgingPolicy":
+        """A policy for a tier below, over as many slots, which judges as this one does and has learned."""
+        ...
+
+    def history(self, block: int) -> History:
+        """What is known of the page in ``block``."""
+        ...
+
+    def take_over(self, block: int, history: History) -> None:
+        """The page in ``block``, which has entered, has this history; in place of ``release``."""
+        ...
+
+    def worth(self, block: int) -> float:
+        """Expected reuse of the page in ``block`` per second of keeping it, now."""
+        ...
+
+    def worth_of(self, history: History) -> float:
+        """``worth`` of a page with this history."""
         ...
