@@ -22,6 +22,7 @@ from kvpager.memory.block import BlockEvent, BlockState, advance
 from kvpager.memory.layout import KVLayout
 
 _NO_BLOCKS = np.empty(0, np.int32)
+_CACHED = int(BlockState.CACHED)  # an enum's member is looked up anew with every use
 _POISON = 0xFF  # NaN in every float dtype: a read of freed memory shows
 
 
@@ -99,7 +100,7 @@ class BlockPool:
 
     def is_cached(self, ids: np.ndarray) -> np.ndarray:
         """Bool per block: unmapped, unheld and findable."""
-        return self._states[ids] == BlockState.CACHED
+        return self._states[ids] == _CACHED
 
     def is_write_protected(self, ids: np.ndarray) -> np.ndarray:
         """Bool per block: mapped more than once, findable, or held by a step or transfer that may still read it.
