@@ -4,7 +4,7 @@ A request touches all its pages at once and lets go of the last one first, so ev
 descendants: the pages whose last user is request t are neighbours in the chain of t, those with the highest depths.
 Hence no list of blocks is needed, only, for each request t,
 
-    end[t]    the depth up to which its pages are still cached: a page at depth k, last used by t, is cached if k < end[t]
+    end[t]    the depth at which its cached pages end: a page at depth k, last used by t, is cached if k < end[t]
     alive[t]  how many cached pages have t as their last user: depths end[t] - alive[t] .. end[t] - 1
 
 and a victim is always the deepest page of the oldest request with any alive.

@@ -6,7 +6,7 @@ Hence only their number matters: ``waiting[r]`` cached pages are next used by re
 Pages that nobody uses again wait for request R, after the last one.
 
 It is the optimum of the sequential replay, in which every page of a request becomes cached: no order of eviction hits
-more pages in total. A partial last page counts like a full one, so it need not be the optimum in tokens to the last one.
+more pages in total. A partial last page counts like a full one, so in tokens it is the optimum but for those.
 """
 
 from heapq import heappop, heappush
@@ -64,7 +64,7 @@ def replay_min_in_numpy(trace: Trace, capacity: int) -> ReplayedPath:
 
 
 def next_users(trace: Trace) -> np.ndarray:
-    """int32 [references]: the request that next uses the page of each reference; the number of requests if none does."""
+    """int32 [references]: the request that next uses each reference's page; the number of requests if none does."""
     next_user = np.full(trace.num_references, trace.num_requests, np.int32)
     order = np.argsort(trace.pages, kind="stable")
     users = np.repeat(np.arange(trace.num_requests, dtype=np.int32), trace.num_pages)[order]

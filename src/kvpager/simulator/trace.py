@@ -113,8 +113,8 @@ class Trace:
     def capacity(self, size: int | str, bytes_per_token: int | None = None) -> int:
         """How many blocks ``size`` is.
 
-        ``"5%"`` is a share of the distinct pages, ``"8GiB"`` a size at ``bytes_per_token``, and a number, also as a
-        text, is already one of blocks. Rounded down. Raises ConfigError for less than one block.
+        ``"5%"`` is a share of the distinct pages, to the nearest block; ``"8GiB"`` a size at ``bytes_per_token``, rounded
+        down; and a number, also as a text, is one of blocks. Raises ConfigError for less than one block.
         """
         blocks = self._blocks_of(size, bytes_per_token)
         if blocks < 1:
@@ -134,7 +134,7 @@ class Trace:
                 raise ConfigError(f"capacity {shown(size)} can't be read; write a share like '0.5%'") from None
             if not 0 < share <= 1:
                 raise ConfigError(f"capacity {shown(size)} must be above 0% and at most 100%")
-            return int(share * self.num_blocks)
+            return int(share * self.num_blocks + Fraction(1, 2))
         total = parse_size(text)
         if bytes_per_token is None:
             raise ConfigError(f"capacity {shown(size)} needs the bytes of KV per token; or give blocks or a share")
