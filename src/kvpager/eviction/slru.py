@@ -1,0 +1,65 @@
+"""SLRU: pages used once go first, so that a scan can't push out what is used again.
+
+Karedla, Love and Wherry, "Caching strategies to improve disk system performance" (1994): a page enters a probationary
+segment and moves to a protected one when it is used again. When that holds more than its share, its least recently
+used page is the most recent of the probationary segment once more. Victims are the least recent of the probationary.
+
+Leaf rule: segments hold all pages, victims are leaves; protected ones go where no probationary page is a leaf.
+"""
+
+import numpy as np
+
+from kvpager.eviction.policy import Use
+from kvpager.eviction.ranked_leaves import RankedLeaves
+from kvpager.eviction.ranked_policy import RankedPolicy
+
+PROTECTED_SHARE = 0.8
+_PROBATIONARY, _PROTECTED = 0, 1  # first part of a rank
+
+
+class SLRU(RankedPolicy):
+    name = "slru"
+
+    def __init__(self, num_blocks: int) -> None:
+        super().__init__(num_blocks)
+        self._protected = RankedLeaves()  # all pages of the segment, by last use
+
+    def hit(self, blocks: np.ndarray) -> None:
+        super().hit(blocks)
+        for now, block in enumerate(blocks.tolist(), self._now):
+            self._protected.offer(block, now)
+        self._now += len(blocks)
+        self._shrink()
+
+    def release(self, blocks: np.ndarray, use: Use) -> None:
+        rank, protected = self._rank, self._protected
+        for now, block in enumerate(blocks.tolist(), self._now):
+            if block in protected:
+                protected.offer(block, now)
+                rank[block] = (_PROTECTED, now)
+            else:
+                rank[block] = (_PROBATIONARY, now)
+        self._now += len(blocks)
+
+    def leave(self, blocks: np.ndarray) -> None:
+        super().leave(blocks)
+        self._protected.withdraw(blocks.tolist())
+
+    def resize(self, num_blocks: int) -> None:
+        super().resize(num_blocks)
+        self._shrink()
+
+    def move(self, source: int, target: int) -> None:
+        super().move(source, target)
+        self._protected.move(source, target)
+
+    def _shrink(self) -> None:
+        """What the protected segment holds beyond its share goes back to the probationary one."""
+        while len(self._protected) > PROTECTED_SHARE * self._num_blocks:
+            block = self._protected.lowest()
+            assert block is not None
+            self._protected.withdraw((block,))
+            self._rank[block] = (_PROBATIONARY, self._now)
+            self._now += 1
+            if block in self._leaves:
+                self._leaves.offer(block, self._rank[block])
