@@ -57,15 +57,22 @@ class LevelCounts:
 
 
 class SimulatedCache:
-    """``levels[0]`` is the device. ``inclusive``: see above; for a single level it changes nothing."""
+    """``levels[0]`` is the device. ``inclusive``: see above; for a single level it changes nothing. ``keys``: what the
+    policies know the pages by, uint64."""
 
     def __init__(
-        self, trace: Trace, plans: list[LevelPlan], *, inclusive: bool = False, make: MakePolicy = make_policy
+        self,
+        trace: Trace,
+        plans: list[LevelPlan],
+        *,
+        inclusive: bool = False,
+        make: MakePolicy = make_policy,
+        keys: np.ndarray | None = None,
     ) -> None:
         self._trace = trace
         self._inclusive = inclusive
         self._clock = ReplayClock()
-        keys = page_keys(len(trace.parent))
+        keys = page_keys(len(trace.parent)) if keys is None else keys
         self.levels = [
             Level(plan.name, trace.parent, keys, plan.capacity, make(plan.policy, plan.capacity, self._clock))
             for plan in plans
