@@ -60,13 +60,18 @@ def did_you_mean(word: str, known: Iterable[str]) -> str:
 def add_common(parser: argparse.ArgumentParser, names: Iterable[str] | None = None) -> None:
     """Adds --json, --config and a flag for each option in ``names`` (None: for all)."""
     parser.add_argument("--json", action="store_true", help="print JSON instead of text")
-    parser.add_argument("--config", metavar="FILE", help="a TOML file with options, one 'name = value' a line")
+    add_config(parser)
     wanted = [row for row in list_options() if names is None or row.name in names]
     if wanted:
         title = "options (also lines of --config FILE, or variables KVPAGER_NAME; a flag goes before both)"
         group = parser.add_argument_group(title)
         for row in wanted:
             _add_option(group, row)
+
+
+def add_config(parser: argparse.ArgumentParser) -> None:
+    """Adds --config."""
+    parser.add_argument("--config", metavar="FILE", help="a TOML file with options, one 'name = value' a line")
 
 
 def _add_option(group: argparse._ArgumentGroup, row: OptionInfo) -> None:

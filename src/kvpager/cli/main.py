@@ -23,6 +23,7 @@ COMMANDS = {
     "model": "fetch, list, check and remove models",
     "disk": "what a disk tier keeps in its folder: check it, empty it",
     "prefix": "carry the KV of a prompt in a file",
+    "replay": "what a cache would have hit, from a recorded trace",
     "doctor": "what this machine offers, and what is missing",
     "bench": "measure, as a table or as JSON",
 }

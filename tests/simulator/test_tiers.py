@@ -1,0 +1,60 @@
+"""Replays over tiers: exclusive ones hold as much as one of their size, and each move is counted."""
+
+import pytest
+
+from kvpager.simulator.replay import replay, replay_levels
+from kvpager.simulator.replay_cache import LevelPlan, SimulatedCache
+from kvpager.simulator.report import TraceFacts
+from tests.simulator.forest import PAGE_TOKENS, random_trace, trace_of
+from tests.simulator.naive import NaiveLevels
+
+NAMES = ("device", "host", "disk")
+
+
+def plans(*capacities: int) -> list[LevelPlan]:
+    return [LevelPlan(name, capacity, "lru") for name, capacity in zip(NAMES, capacities, strict=False)]
+
+
+@pytest.mark.parametrize("inclusive", [False, True], ids=["exclusive", "inclusive"])
+@pytest.mark.parametrize("capacities", [(8, 1), (8, 5), (9, 30), (8, 4, 9)], ids=str)
+def test_moves_and_hits_are_those_of_a_model_that_looks_at_everything(
+    capacities: tuple[int, ...], inclusive: bool
+) -> None:
+    for seed in range(4):
+        trace = random_trace(seed)
+        cache = SimulatedCache(trace, plans(*capacities), inclusive=inclusive)
+        naive = NaiveLevels(trace, list(capacities), inclusive=inclusive)
+        for request, now in enumerate(trace.times.tolist()):
+            cache.depart(request, cache.arrive(request, now), now)
+            naive.depart(naive.arrive(request))
+            cache.check()
+            for level, stamps in zip(cache.levels, naive.stamps, strict=True):
+                assert {page for page in range(trace.num_blocks) if level.slot_of[page] >= 0} == set(stamps)
+        assert cache.found.tolist() == naive.found
+        assert [count.stored for count in cache.counts] == naive.stored
+        assert [count.evicted for count in cache.counts] == naive.evicted
+        assert [count.promoted for count in cache.counts] == [0, *(sum(found) for found in naive.found[1:])]
+
+
+def test_exclusive_lru_tiers_hit_what_one_lru_tier_of_their_size_hits() -> None:
+    facts = TraceFacts(random_trace(11, requests=300))
+    tiered = replay_levels(facts, plans(8, 17))
+    assert tiered.whole == replay(facts, "lru", 25).whole
+    assert tiered.levels[0].hits == replay(facts, "lru", 8).whole
+    assert sum(level.hits.tokens for level in tiered.levels) == tiered.whole.tokens
+
+
+def test_an_inclusive_tier_copies_less_and_holds_less() -> None:
+    facts = TraceFacts(random_trace(12, requests=300))
+    exclusive, inclusive = (replay_levels(facts, plans(8, 17), inclusive=each) for each in (False, True))
+    assert inclusive.levels[1].stored < exclusive.levels[1].stored
+    assert inclusive.whole.tokens <= exclusive.whole.tokens
+
+
+def test_a_short_last_page_counts_where_it_was_found() -> None:
+    chains = [[0, 1], [2, 3], [0, 1]]
+    trace = trace_of(chains, input_tokens=[7, 8, 7], partial=[True, False, True])
+    found = replay_levels(TraceFacts(trace), plans(2, 5))
+    assert [level.hits.tokens for level in found.levels] == [0, 7]
+    assert found.levels[1].hits.blocks == 2
+    assert found.whole.tokens == 7 < 2 * PAGE_TOKENS
