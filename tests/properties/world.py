@@ -42,7 +42,7 @@ class YoungestFirst(LRU):
 
     def offer(self, blocks: np.ndarray) -> None:
         for block in blocks.tolist():
-            self._leaves.offer(block, -int(self._stamps[block]))
+            self._leaves.offer(block, -self._rank[block])
 
 
 @dataclass(frozen=True)

@@ -20,6 +20,7 @@ _ONCE, _AGAIN = 0, 1  # T1, T2
 
 class ARC(QueuedPolicy):
     name = "arc"
+    uses_keys = True
 
     def __init__(self, num_blocks: int) -> None:
         super().__init__(num_blocks)

@@ -12,7 +12,6 @@ from kvpager.eviction.ranked_policy import RankedPolicy
 
 class LRU(RankedPolicy):
     name = "lru"
-    uses_keys = False
 
     def release(self, blocks: np.ndarray, use: Use) -> None:
         rank = self._rank

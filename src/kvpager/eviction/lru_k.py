@@ -17,6 +17,7 @@ _NEVER = 0  # before every use
 
 class LRUK(RankedPolicy):
     name = "lru_k"
+    uses_keys = True
 
     def __init__(self, num_blocks: int) -> None:
         super().__init__(num_blocks)

@@ -18,6 +18,7 @@ class RankedPolicy:
     """The evictable block of the lowest ``_rank`` goes first. Columns are plain lists: most is asked of one block."""
 
     name: str
+    uses_keys = False
 
     def __init__(self, num_blocks: int) -> None:
         self._num_blocks = num_blocks

@@ -20,6 +20,7 @@ _SMALL, _MAIN = 0, 1
 
 class S3FIFO(QueuedPolicy):
     name = "s3fifo"
+    uses_keys = True
 
     def __init__(self, num_blocks: int) -> None:
         super().__init__(num_blocks)

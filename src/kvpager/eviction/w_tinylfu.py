@@ -25,6 +25,7 @@ _NOWHERE: Cells = (0, 0, 0, 0)
 
 class WTinyLFU(QueuedPolicy):
     name = "w_tinylfu"
+    uses_keys = True
 
     def __init__(self, num_blocks: int) -> None:
         super().__init__(num_blocks)
