@@ -1,6 +1,8 @@
 """Trace files: each format by a small file written by hand, what is damaged in them, and how a format is told."""
 
 import json
+import random
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -175,10 +177,10 @@ _GOOD = {"mooncake": MOONCAKE, "bailian": BAILIAN, "kv-events": EVENTS, "weka": 
         ("mooncake", '{"timestamp": 0, "inp', "not JSON"),
         ("mooncake", "[1]", "not a JSON object"),
         ("mooncake", {"timestamp": 0, "input_length": 512, "output_length": 5}, "'hash_ids' is missing"),
-        ("mooncake", MOONCAKE[0] | {"hash_ids": "01"}, "list of whole numbers"),
-        ("mooncake", MOONCAKE[0] | {"hash_ids": [0, 1.5]}, "list of whole numbers"),
-        ("mooncake", MOONCAKE[0] | {"hash_ids": [0, [1]]}, ""),
-        ("mooncake", MOONCAKE[0] | {"hash_ids": [0, 2**70]}, "list of whole numbers"),
+        ("mooncake", MOONCAKE[0] | {"hash_ids": "01"}, "must be a list"),
+        ("mooncake", MOONCAKE[0] | {"hash_ids": [0, 1.5]}, "whole numbers of 64 bits"),
+        ("mooncake", MOONCAKE[0] | {"hash_ids": [[0], [1]]}, "whole numbers of 64 bits"),
+        ("mooncake", MOONCAKE[0] | {"hash_ids": [0, 2**70]}, "whole numbers of 64 bits"),
         ("mooncake", MOONCAKE[0] | {"hash_ids": [0]}, "1 ids do not fit 1024 tokens"),
         ("mooncake", MOONCAKE[0] | {"input_length": -1}, "'input_length' must be a whole number"),
         ("mooncake", MOONCAKE[0] | {"output_length": True}, "'output_length' must be a whole number"),
@@ -216,6 +218,24 @@ def test_a_damaged_row_of_azure(tmp_path: Path) -> None:
         read_trace(path)
     found = read_trace(path, skip_bad=True)
     assert (found.num_requests, found.skipped_lines) == (1, 1)
+
+
+@pytest.mark.parametrize("format", _GOOD)
+def test_no_damage_makes_another_error(tmp_path: Path, format: str) -> None:
+    whole = bytearray(wrote(tmp_path / "whole", _GOOD[format]).read_bytes())
+    rng, path = random.Random(format), tmp_path / "damaged"
+    num_read = 0
+    for _ in range(60):
+        damaged = bytearray(whole)
+        for _ in range(rng.randint(1, 3)):
+            place = rng.randrange(len(damaged))
+            damaged[place : place + rng.randint(0, 2)] = rng.choice(
+                [b"", b"-", b"9", b"[", b'"', b"}", b"null", b"\xff"]
+            )
+        path.write_bytes(damaged)
+        with suppress(ConfigError):
+            num_read += read_trace(path, format=format, skip_bad=True).num_requests > 0
+    assert num_read > 20
 
 
 # -- packed files, and telling formats -----------------------------------------------------------------------------
@@ -267,6 +287,12 @@ def test_options_that_do_not_fit(tmp_path: Path) -> None:
 
 
 # -- ids -----------------------------------------------------------------------------------------------------------
+
+
+def test_ids_may_be_hashes_without_a_sign(tmp_path: Path) -> None:
+    chains = [[2**64 - 1, 5], [2**64 - 1, 7]]
+    lines = [MOONCAKE[0] | {"hash_ids": chain} for chain in chains]
+    assert chains_of(read_trace(wrote(tmp_path / "m.jsonl", lines))) == [[0, 1], [0, 2]]
 
 
 def test_hashes_of_64_bits_make_the_same_trace_as_small_ids() -> None:
