@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <bit>
+#include <stdexcept>
 #include <vector>
 
 namespace kv {
@@ -83,6 +84,7 @@ void replay_lru(const TraceView& trace, int64_t capacity, const ReplayCounts& co
     counts.evictions[request] = static_cast<int32_t>(surplus);
     size -= surplus;
     while (surplus) {
+      if (oldest > request) throw std::invalid_argument("pages: the chains do not form a forest");
       const auto gone = static_cast<int32_t>(std::min<int64_t>(surplus, alive[oldest]));
       alive[oldest] -= gone;
       end[oldest] -= gone;

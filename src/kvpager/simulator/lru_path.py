@@ -33,7 +33,7 @@ def replay_lru(trace: Trace, capacity: int) -> ReplayedPath:
 
 
 def replay_lru_in_numpy(trace: Trace, capacity: int) -> ReplayedPath:
-    """The same, some ten times slower: where there are no native kernels, and to compare them with."""
+    """The same, some thirty to a hundred times slower: where there are no native kernels, and to compare them with."""
     num_requests = trace.num_requests
     hits = np.zeros(num_requests, np.int32)
     evictions = np.zeros(num_requests, np.int32)

@@ -113,8 +113,8 @@ class Trace:
     def capacity(self, size: int | str, bytes_per_token: int | None = None) -> int:
         """How many blocks ``size`` is.
 
-        ``"5%"`` is a share of the distinct pages, to the nearest block; ``"8GiB"`` a size at ``bytes_per_token``, rounded
-        down; and a number, also as a text, is one of blocks. Raises ConfigError for less than one block.
+        ``"5%"`` is a share of the distinct pages, to the nearest block; ``"8GiB"`` a size at ``bytes_per_token``,
+        rounded down; and a number, also as a text, is one of blocks. Raises ConfigError for less than one block.
         """
         blocks = self._blocks_of(size, bytes_per_token)
         if blocks < 1:

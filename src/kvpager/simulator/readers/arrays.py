@@ -23,7 +23,7 @@ def write_arrays(trace: Trace, path: str | Path) -> None:
 def read_arrays(path: Path) -> Trace:
     """Raises TraceError for a file that is damaged or holds anything else."""
     try:
-        with np.load(path, allow_pickle=False) as arrays:
+        with path.open("rb") as file, np.load(file, allow_pickle=False) as arrays:
             found = {name: arrays[name] for name in _ARRAYS}
             return Trace(name=str(arrays["name"]), page_tokens=int(arrays["page_tokens"]), **found)
     except (OSError, KeyError, ValueError, TypeError, zipfile.BadZipFile, ConfigError) as error:

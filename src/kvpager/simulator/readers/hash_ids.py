@@ -52,7 +52,11 @@ def read_hash_ids(layout: HashIdFormat, lines: Lines, page_tokens: int | None = 
 def ids_of(record: Record) -> np.ndarray:
     """int64: the list ``hash_ids``. Raises ValueError or KeyError."""
     values = record["hash_ids"]
-    ids = np.array(values) if isinstance(values, list) else None
-    if ids is None or ids.ndim != 1 or (len(ids) and ids.dtype != np.int64):
-        raise ValueError("'hash_ids' must be a list of whole numbers of 64 bits")
-    return ids.astype(np.int64, copy=False)
+    if not isinstance(values, list):
+        raise ValueError("'hash_ids' must be a list")
+    ids = np.array(values)
+    if ids.ndim == 1 and (not len(ids) or ids.dtype == np.int64):
+        return ids.astype(np.int64, copy=False)
+    if not all(type(value) is int and -(1 << 63) <= value < 1 << 64 for value in values):
+        raise ValueError("'hash_ids' must be whole numbers of 64 bits")
+    return np.array([value % (1 << 64) for value in values], np.uint64).view(np.int64)  # hashes, not all of them small

@@ -75,6 +75,14 @@ def record_of(line: bytes) -> Record:
     return record
 
 
+def objects(record: Record, key: str) -> list[Record]:
+    """A list of JSON objects in a record. Raises ValueError or KeyError."""
+    values = record[key]
+    if not isinstance(values, list) or not all(isinstance(value, dict) for value in values):
+        raise ValueError(f"{key!r} must be a list of objects")
+    return values
+
+
 def whole(record: Record, key: str, least: int = 0, most: int = 2**31 - 1) -> int:
     """A whole number of a record. Raises ValueError or KeyError."""
     value = record[key]

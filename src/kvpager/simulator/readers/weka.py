@@ -17,7 +17,7 @@ from kvpager.errors import ConfigError
 from kvpager.eviction.policy import StopReason
 from kvpager.simulator.readers.chains import Requests, build_trace
 from kvpager.simulator.readers.hash_ids import ids_of
-from kvpager.simulator.readers.lines import Lines, Record, record_of, seconds, whole
+from kvpager.simulator.readers.lines import Lines, Record, objects, record_of, seconds, whole
 from kvpager.simulator.trace import Trace
 
 PAGE_TOKENS = 64
@@ -82,13 +82,12 @@ def _flat(session: Record) -> list[tuple[Record, float]]:
     if session["block_size"] != PAGE_TOKENS:
         raise ValueError(f"'block_size' must be {PAGE_TOKENS}")
     found: list[tuple[Record, float]] = []
-    for record in session["requests"]:
-        inner = record.get("requests")
-        if inner is None:
-            found.append((record, 0.0))
-        else:
+    for record in objects(session, "requests"):
+        if "requests" in record:
             start = seconds(record, "t")
-            found += [(request, start) for request in inner]
+            found += [(request, start) for request in objects(record, "requests")]
+        else:
+            found.append((record, 0.0))
     return found
 
 
