@@ -42,6 +42,6 @@ class LFU(RankedPolicy):
     def leave(self, blocks: np.ndarray) -> None:
         for block in blocks.tolist():
             if self._leaves.lowest() == block:
-                worth, _ = self._rank[block]  # type: ignore[misc]
+                worth, _ = self._rank[block]
                 self._age = max(self._age, worth)
             self._leaves.withdraw((block,))

@@ -74,17 +74,10 @@ class S3FIFO(QueuedPolicy):
 
     def victim(self) -> int | None:
         if self._chosen is None:
-            turns = [
-                self._of_main,
-                self._of_small,
-                self._of_main,
-            ]  # the small queue may move all it has to the main one
-            if self._sizes[_SMALL] >= self._small_size:
-                del turns[0]
-            for turn in turns:
-                self._chosen = turn()
-                if self._chosen is not None:
-                    break
+            is_small_full = self._sizes[_SMALL] >= self._small_size
+            turns = [self._of_small] if is_small_full else [self._of_main, self._of_small]
+            turns.append(self._of_main)  # the small queue may have moved there all it had
+            self._chosen = next((block for turn in turns if (block := turn()) is not None), None)
         return self._chosen
 
     def _of_small(self) -> int | None:

@@ -1,8 +1,8 @@
 """W-TinyLFU: new pages pass through a small window, and stay only if they are used more often than what they replace.
 
 Einziger, Friedman and Manes, "TinyLFU: a highly efficient cache admission policy" (2017): a window of 1 % of the cache
-under LRU, a main part under SLRU, and a sketch of how often keys were seen, present or not. What falls out of the window
-meets the main part's victim; the one seen less often goes, the newcomer where they are equal.
+under LRU, a main part under SLRU, and a sketch of how often keys were seen, present or not. What falls out of the
+window meets the main part's victim; the one seen less often goes, the newcomer where they are equal.
 
 Nothing moves when a victim is asked for: if the main part's page goes, the next page to enter pushes the window's least
 recent into the room it left. Leaf rule: both parts hold all pages, and the least recent leaf of each stands for its
