@@ -20,6 +20,7 @@ _SMALL, _MAIN = 0, 1
 
 class S3FIFO(QueuedPolicy):
     name = "s3fifo"
+    uses_keys = True
 
     def __init__(self, num_blocks: int) -> None:
         super().__init__(num_blocks)
@@ -39,7 +40,7 @@ class S3FIFO(QueuedPolicy):
         for block, key in zip(blocks.tolist(), keys.tolist(), strict=True):
             self._key[block] = key
             self._uses[block] = 0
-            self._put(block, _SMALL if self._ghosts.take(key) is None else _MAIN)
+            self._put(block, _SMALL if self._ghosts.pop(key, None) is None else _MAIN)
             self._rank[block] = self._tick()
 
     def hit(self, blocks: np.ndarray) -> None:
@@ -58,6 +59,7 @@ class S3FIFO(QueuedPolicy):
         super().withdraw(blocks)
 
     def leave(self, blocks: np.ndarray) -> None:
+        self._chosen = None
         super().leave(blocks)
         for block in blocks.tolist():
             if self._queue_of[block] == _SMALL:
@@ -74,11 +76,14 @@ class S3FIFO(QueuedPolicy):
 
     def victim(self) -> int | None:
         if self._chosen is None:
-            is_small_full = self._sizes[_SMALL] >= self._small_size
-            turns = [self._of_small] if is_small_full else [self._of_main, self._of_small]
-            turns.append(self._of_main)  # the small queue may have moved there all it had
-            self._chosen = next((block for turn in turns if (block := turn()) is not None), None)
+            self._chosen = self._choose()
         return self._chosen
+
+    def _choose(self) -> int | None:
+        if self._sizes[_SMALL] < self._small_size and (block := self._of_main()) is not None:
+            return block
+        block = self._of_small()
+        return self._of_main() if block is None else block  # where the small queue may have moved all it had
 
     def _of_small(self) -> int | None:
         while (block := self._queues[_SMALL].lowest()) is not None:

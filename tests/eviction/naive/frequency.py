@@ -54,7 +54,7 @@ class NaiveGDSF(NaiveLFU):
         super().release(pages, use)
 
     def cost(self, page: int) -> float:
-        return 1 + self.depth[page] / DEPTH_OF_DOUBLE
+        return DEPTH_OF_DOUBLE + self.depth[page]
 
 
 class NaiveWindow(NaiveLRU):
