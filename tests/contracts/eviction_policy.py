@@ -42,6 +42,8 @@ class ManualClock:
 
 class EvictionPolicyContract:
     name: str
+    batches = 3000  # random ones, for each seed
+    requests = 150  # through a cache, for each seed
 
     def make(self, num_blocks: int, clock: ManualClock | None = None) -> EvictionPolicy:
         raise NotImplementedError
@@ -198,7 +200,7 @@ class EvictionPolicyContract:
         generator, clock, size = random.Random(seed), ManualClock(), 16
         policy = self.make(size, clock)
         live, cached, offered = set[int](), set[int](), set[int]()
-        for turn in range(3000):
+        for turn in range(self.batches):
             where = f"{self.name} seed={seed} turn={turn}"
             clock.now += generator.choice([0.0, 0.1, 30.0])
             verb = generator.choice(
@@ -262,7 +264,7 @@ class EvictionPolicyContract:
         with open_cache(layout, num_blocks=10, eviction=self.name) as cache:
             stamp = Stamp(cache)
             prompts = [T(base, base + 7) for base in (1, 100, 200)] + [[*T(1, 4), *T(50, 53)]]
-            for turn in range(150):
+            for turn in range(self.requests):
                 seq = prefill(stamp, generator.choice(prompts))
                 stamp.verify(seq)
                 seq.free()

@@ -7,11 +7,14 @@ from kvpager.eviction.make import POLICIES, make_policy
 from kvpager.eviction.policy import EvictionPolicy
 from tests.contracts.eviction_policy import EvictionPolicyContract, ManualClock
 
-OTHERS = [name for name in POLICIES if name != "lru"]  # which has its own
+OTHERS = [name for name in POLICIES if name not in ("lru", "adaptive")]  # which have tests of their own
 
 
 @pytest.mark.parametrize("name", OTHERS)
 class TestPolicies(EvictionPolicyContract):
+    batches = 700
+    requests = 30
+
     @pytest.fixture(autouse=True)
     def choose(self, name: str) -> None:
         self.name = name

@@ -70,11 +70,11 @@ class ARC(QueuedPolicy):
         once, again = self._ghosts
         if key in once:
             self._share = min(self._num_blocks, self._share + max(1.0, len(again) / len(once)))
-            once.take(key)
+            del once[key]
             return _AGAIN
         if key in again:
             self._share = max(0.0, self._share - max(1.0, len(once) / len(again)))
-            again.take(key)
+            del again[key]
             return _AGAIN
         if once and self._sizes[_ONCE] + len(once) >= self._num_blocks:
             once.drop_oldest()

@@ -2,7 +2,7 @@
 
 Cherkasova, "Improving WWW proxies performance with Greedy-Dual-Size-Frequency caching policy" (1998): worth = age +
 uses x cost / size. All pages have the same size. A page costs more the deeper it lies in its prompt, since its tokens
-attend to all before them: 1 + depth / DEPTH_OF_DOUBLE.
+attend to all before them: in proportion to DEPTH_OF_DOUBLE + depth.
 
 A page's depth is its distance from the end of the batch it is released in, which holds its request's pages from the
 last to the first. Pages that another request still holds are missing there, so the largest depth seen counts: exact as
@@ -13,6 +13,7 @@ import numpy as np
 
 from kvpager.eviction.lfu import LFU
 from kvpager.eviction.policy import Use
+from kvpager.eviction.ranked_policy import TIME_BITS
 
 DEPTH_OF_DOUBLE = 1000  # pages; attention over 16,000 tokens costs about as much as the matrices of a small model
 
@@ -36,6 +37,6 @@ class GDSF(LFU):
             depth -= 1
             if depth > depths[block]:
                 depths[block] = depth
-            rank[block] = (age + uses[block] * (1 + depths[block] / DEPTH_OF_DOUBLE), now)
+            rank[block] = ((age + uses[block] * (DEPTH_OF_DOUBLE + depths[block])) << TIME_BITS) + now
             now += 1
         self._now = now

@@ -12,7 +12,7 @@ worth less than a victim before it.
 import numpy as np
 
 from kvpager.eviction.policy import Use
-from kvpager.eviction.ranked_policy import RankedPolicy
+from kvpager.eviction.ranked_policy import TIME_BITS, RankedPolicy
 
 
 class LFU(RankedPolicy):
@@ -21,7 +21,7 @@ class LFU(RankedPolicy):
     def __init__(self, num_blocks: int) -> None:
         super().__init__(num_blocks)
         self._uses = self._column(0)
-        self._age = 0.0
+        self._age = 0
 
     def enter(self, blocks: np.ndarray, keys: np.ndarray) -> None:
         for block in blocks.tolist():
@@ -36,12 +36,11 @@ class LFU(RankedPolicy):
     def release(self, blocks: np.ndarray, use: Use) -> None:
         rank, uses, age = self._rank, self._uses, self._age
         for now, block in enumerate(blocks.tolist(), self._now):
-            rank[block] = (age + uses[block], now)
+            rank[block] = ((age + uses[block]) << TIME_BITS) + now
         self._now += len(blocks)
 
     def leave(self, blocks: np.ndarray) -> None:
         for block in blocks.tolist():
             if self._leaves.lowest() == block:
-                worth, _ = self._rank[block]  # type: ignore[misc]
-                self._age = max(self._age, worth)
-            self._leaves.withdraw((block,))
+                self._age = max(self._age, self._rank[block] >> TIME_BITS)
+            self._leaves.withdraw(block)

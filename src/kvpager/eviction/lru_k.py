@@ -10,7 +10,7 @@ import numpy as np
 
 from kvpager.eviction.ghosts import Ghosts
 from kvpager.eviction.policy import Use
-from kvpager.eviction.ranked_policy import RankedPolicy
+from kvpager.eviction.ranked_policy import TIME_BITS, RankedPolicy
 
 _NEVER = 0  # before every use
 
@@ -30,7 +30,7 @@ class LRUK(RankedPolicy):
     def enter(self, blocks: np.ndarray, keys: np.ndarray) -> None:
         for block, key in zip(blocks.tolist(), keys.tolist(), strict=True):
             self._key[block] = key
-            self._last_but_one[block] = self._history.take(key) or _NEVER
+            self._last_but_one[block] = self._history.pop(key, _NEVER)
             self._last[block] = self._now
         self._now += 1
 
@@ -46,7 +46,7 @@ class LRUK(RankedPolicy):
         rank, last, last_but_one = self._rank, self._last, self._last_but_one
         for now, block in enumerate(blocks.tolist(), self._now):
             last[block] = now
-            rank[block] = (last_but_one[block], now)
+            rank[block] = (last_but_one[block] << TIME_BITS) + now
         self._now += len(blocks)
 
     def leave(self, blocks: np.ndarray) -> None:

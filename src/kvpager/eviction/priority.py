@@ -7,14 +7,14 @@ priority.
 import numpy as np
 
 from kvpager.eviction.policy import Use
-from kvpager.eviction.ranked_policy import RankedPolicy
+from kvpager.eviction.ranked_policy import TIME_BITS, RankedPolicy
 
 
 class Priority(RankedPolicy):
     name = "priority"
 
     def release(self, blocks: np.ndarray, use: Use) -> None:
-        rank, priority = self._rank, use.priority
+        rank, base = self._rank, use.priority << TIME_BITS
         for now, block in enumerate(blocks.tolist(), self._now):
-            rank[block] = (priority, now)
+            rank[block] = base + now
         self._now += len(blocks)

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from kvpager.eviction.ranked_leaves import Rank, RankedLeaves
+from kvpager.eviction.ranked_leaves import RankedLeaves
 from kvpager.eviction.ranked_policy import RankedPolicy
 
 
@@ -20,14 +20,14 @@ class QueuedPolicy(RankedPolicy):
         self._queue_of[block] = queue
         self._sizes[queue] += 1
 
-    def _change_queue(self, block: int, queue: int, rank: Rank) -> None:
+    def _change_queue(self, block: int, queue: int, rank: int) -> None:
         """A page that is there goes to ``queue``, with a new rank."""
         before = self._queue_of[block]
         self._sizes[before] -= 1
         self._put(block, queue)
         self._rank[block] = rank
         if block in self._queues[before]:
-            self._queues[before].withdraw((block,))
+            self._queues[before].withdraw(block)
             self._queues[queue].offer(block, rank)
 
     def hit(self, blocks: np.ndarray) -> None:
@@ -39,13 +39,15 @@ class QueuedPolicy(RankedPolicy):
 
     def withdraw(self, blocks: np.ndarray) -> None:
         found = blocks.tolist()
-        for queue in self._queues:
-            queue.withdraw(found)
+        first, second = self._queues
+        first.withdraw_all(found)
+        second.withdraw_all(found)
 
     def leave(self, blocks: np.ndarray) -> None:
-        self.withdraw(blocks)
         for block in blocks.tolist():
-            self._sizes[self._queue_of[block]] -= 1
+            queue = self._queue_of[block]
+            self._sizes[queue] -= 1
+            self._queues[queue].withdraw(block)
 
     def victim(self) -> int | None:
         raise NotImplementedError

@@ -1,9 +1,12 @@
 """Blocks by rank, the lowest first: what most policies keep the evictable ones in.
 
-A heap of (rank, block) that is put right only where it is looked at. A block that is withdrawn, or offered again with a
-higher rank, leaves its entry where it is, and that entry is dropped or sunk when it comes up; so a block whose rank
-only ever rises has one entry. An entry below it is made when a rank falls, and the heap is rebuilt when most of it is
-such doubles, so it stays within a fixed multiple of the blocks.
+A heap that is put right only where it is looked at. A block that is withdrawn, or offered again with a higher rank,
+leaves its entry where it is, and that entry is dropped or sunk when it comes up; so a block whose rank only ever rises
+has one entry. An entry below it is made when a rank falls, and the heap is rebuilt when most of it is such doubles, so
+it stays within a fixed multiple of the blocks.
+
+Ranks are whole numbers, and an entry is one number of rank and block: quick to compare, and nothing that the garbage
+collector looks at, however many there are.
 """
 
 from collections.abc import Iterable
@@ -14,79 +17,88 @@ import numpy as np
 from kvpager.errors import InvariantError
 
 _SLACK = 64  # entries the heap may hold beyond twice the blocks in it
-Rank = float | tuple[float, float]
+_BLOCK_BITS = 32
+_BLOCK = 2**_BLOCK_BITS - 1
 
 
 class RankedLeaves:
     """Empty at first. Ties go to the lower block number."""
 
     def __init__(self) -> None:
-        self._rank: dict[int, Rank] = {}  # of the blocks offered
-        self._heap: list[tuple[Rank, int]] = []
-        self._entry: dict[int, Rank] = {}  # of the blocks in the heap: their lowest entry, at most their rank
+        self._offered: dict[int, int] = {}  # block -> its entry, if the heap were put right
+        self._lowest_of: dict[int, int] = {}  # block -> its lowest entry in the heap, at most that
+        self._heap: list[int] = []
 
     def __len__(self) -> int:
-        return len(self._rank)
+        return len(self._offered)
 
     def __contains__(self, block: int) -> bool:
-        return block in self._rank
+        return block in self._offered
 
-    @property
-    def num_entries(self) -> int:
-        """What the heap holds, old entries included."""
-        return len(self._heap)
-
-    def offer(self, block: int, rank: Rank) -> None:
+    def offer(self, block: int, rank: int) -> None:
         """``block`` has this rank now, offered before or not."""
-        self._rank[block] = rank
-        entry = self._entry.get(block)
-        if entry is None or rank < entry:  # type: ignore[operator]
-            self._entry[block] = rank
-            heappush(self._heap, (rank, block))
-            if len(self._heap) > 2 * len(self._entry) + _SLACK:
+        entry = (rank << _BLOCK_BITS) | block
+        self._offered[block] = entry
+        if self._lowest_of.get(block, entry + 1) > entry:
+            self._lowest_of[block] = entry
+            heappush(self._heap, entry)
+            if len(self._heap) > 2 * len(self._lowest_of) + _SLACK:
                 self._rebuild()
 
-    def withdraw(self, blocks: Iterable[int]) -> None:
-        """These are not offered, whether they were or not."""
-        take_out = self._rank.pop
+    def offer_all(self, blocks: Iterable[int], rank: int) -> None:
+        """``offer`` with this rank and those after it."""
+        offered, heap, lowest_of = self._offered, self._heap, self._lowest_of
+        for block in blocks:
+            entry = (rank << _BLOCK_BITS) | block
+            offered[block] = entry
+            if lowest_of.get(block, entry + 1) > entry:
+                lowest_of[block] = entry
+                heappush(heap, entry)
+            rank += 1
+        if len(heap) > 2 * len(lowest_of) + _SLACK:
+            self._rebuild()
+
+    def withdraw(self, block: int) -> None:
+        """Not offered now, whether it was or not."""
+        self._offered.pop(block, None)
+
+    def withdraw_all(self, blocks: Iterable[int]) -> None:
+        take_out = self._offered.pop
         for block in blocks:
             take_out(block, None)
 
     def lowest(self) -> int | None:
-        heap, ranks = self._heap, self._rank
+        heap, offered = self._heap, self._offered
         while heap:
-            entry, block = heap[0]
-            rank = ranks.get(block)
-            if rank == entry:
+            entry = heap[0]
+            block = entry & _BLOCK
+            right = offered.get(block)
+            if right == entry:
                 return block
-            if self._entry.get(block) != entry:
+            if self._lowest_of.get(block) != entry:
                 heappop(heap)  # a double
-            elif rank is None:
+            elif right is None:
                 heappop(heap)
-                del self._entry[block]
+                del self._lowest_of[block]
             else:
-                heapreplace(heap, (rank, block))
-                self._entry[block] = rank
+                heapreplace(heap, right)
+                self._lowest_of[block] = right
         return None
 
-    def lowest_rank(self) -> Rank | None:
-        """The rank of ``lowest()``."""
-        return None if self.lowest() is None else self._heap[0][0]
-
     def move(self, source: int, target: int) -> None:
-        if source in self._rank:
-            self.offer(target, self._rank.pop(source))
+        if source in self._offered:
+            self.offer(target, self._offered.pop(source) >> _BLOCK_BITS)
 
     def check(self, offered: np.ndarray) -> None:
         """Raises InvariantError unless exactly the blocks ``offered`` are."""
-        if sorted(self._rank) != sorted(offered.tolist()):
+        if sorted(self._offered) != sorted(offered.tolist()):
             raise InvariantError("a policy does not offer exactly the evictable blocks")
-        if not {(rank, block) for block, rank in self._entry.items()}.issubset(self._heap):
+        if not set(self._lowest_of.values()).issubset(self._heap):
             raise InvariantError("the order of the evictable blocks lost one")
-        if any(self._entry[block] > rank for block, rank in self._rank.items()):  # type: ignore[operator]
+        if any(self._lowest_of[block] > entry for block, entry in self._offered.items()):
             raise InvariantError("an evictable block is ordered too high")
 
     def _rebuild(self) -> None:
-        self._entry = dict(self._rank)
-        self._heap = [(rank, block) for block, rank in self._rank.items()]
+        self._lowest_of = dict(self._offered)
+        self._heap = list(self._offered.values())
         heapify(self._heap)

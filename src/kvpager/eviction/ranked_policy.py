@@ -9,13 +9,17 @@ from typing import TypeVar
 import numpy as np
 
 from kvpager.eviction.policy import Use
-from kvpager.eviction.ranked_leaves import Rank, RankedLeaves
+from kvpager.eviction.ranked_leaves import RankedLeaves
 
 Value = TypeVar("Value")
+TIME_BITS = 48  # of a rank: enough to count uses for ever
 
 
 class RankedPolicy:
-    """The evictable block of the lowest ``_rank`` goes first. Columns are plain lists: most is asked of one block."""
+    """The evictable block of the lowest ``_rank`` goes first. Columns are plain lists: most is asked of one block.
+
+    Where a rank has two parts it is ``(first << TIME_BITS) + time``.
+    """
 
     name: str
     uses_keys = False
@@ -23,7 +27,7 @@ class RankedPolicy:
     def __init__(self, num_blocks: int) -> None:
         self._num_blocks = num_blocks
         self._columns: list[tuple[list, object]] = []  # type: ignore[type-arg]
-        self._rank: list[Rank] = self._column(0)
+        self._rank = self._column(0)
         self._leaves = RankedLeaves()
         self._now = 0  # counts uses of blocks
 
@@ -37,7 +41,7 @@ class RankedPolicy:
         pass
 
     def hit(self, blocks: np.ndarray) -> None:
-        self._leaves.withdraw(blocks.tolist())
+        self._leaves.withdraw_all(blocks.tolist())
 
     def release(self, blocks: np.ndarray, use: Use) -> None:
         pass
@@ -47,13 +51,13 @@ class RankedPolicy:
             self._leaves.offer(block, self._rank[block])
 
     def withdraw(self, blocks: np.ndarray) -> None:
-        self._leaves.withdraw(blocks.tolist())
+        self._leaves.withdraw_all(blocks.tolist())
 
     def victim(self) -> int | None:
         return self._leaves.lowest()
 
     def leave(self, blocks: np.ndarray) -> None:
-        self._leaves.withdraw(blocks.tolist())
+        self._leaves.withdraw_all(blocks.tolist())
 
     def resize(self, num_blocks: int) -> None:
         self._num_blocks = num_blocks

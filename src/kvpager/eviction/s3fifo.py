@@ -40,7 +40,7 @@ class S3FIFO(QueuedPolicy):
         for block, key in zip(blocks.tolist(), keys.tolist(), strict=True):
             self._key[block] = key
             self._uses[block] = 0
-            self._put(block, _SMALL if self._ghosts.take(key) is None else _MAIN)
+            self._put(block, _SMALL if self._ghosts.pop(key, None) is None else _MAIN)
             self._rank[block] = self._tick()
 
     def hit(self, blocks: np.ndarray) -> None:
@@ -59,6 +59,7 @@ class S3FIFO(QueuedPolicy):
         super().withdraw(blocks)
 
     def leave(self, blocks: np.ndarray) -> None:
+        self._chosen = None
         super().leave(blocks)
         for block in blocks.tolist():
             if self._queue_of[block] == _SMALL:
@@ -75,18 +76,14 @@ class S3FIFO(QueuedPolicy):
 
     def victim(self) -> int | None:
         if self._chosen is None:
-            turns = [
-                self._of_main,
-                self._of_small,
-                self._of_main,
-            ]  # the small queue may move all it has to the main one
-            if self._sizes[_SMALL] >= self._small_size:
-                del turns[0]
-            for turn in turns:
-                self._chosen = turn()
-                if self._chosen is not None:
-                    break
+            self._chosen = self._choose()
         return self._chosen
+
+    def _choose(self) -> int | None:
+        if self._sizes[_SMALL] < self._small_size and (block := self._of_main()) is not None:
+            return block
+        block = self._of_small()
+        return self._of_main() if block is None else block  # where the small queue may have moved all it had
 
     def _of_small(self) -> int | None:
         while (block := self._queues[_SMALL].lowest()) is not None:

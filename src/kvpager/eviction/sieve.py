@@ -20,7 +20,7 @@ class SIEVE(RankedPolicy):
         super().__init__(num_blocks)
         self._is_used = self._column(False)
         self._passed = RankedLeaves()  # the leaves behind the hand; ``_leaves`` are those ahead of it
-        self._hand = 0  # lowest rank ahead
+        self._hand = 0  # what is ahead has this rank or a higher one
 
     def enter(self, blocks: np.ndarray, keys: np.ndarray) -> None:
         for now, block in enumerate(blocks.tolist(), self._now):
@@ -37,28 +37,32 @@ class SIEVE(RankedPolicy):
     def offer(self, blocks: np.ndarray) -> None:
         for block in blocks.tolist():
             rank = self._rank[block]
-            (self._leaves if rank >= self._hand else self._passed).offer(block, rank)  # type: ignore[operator]
+            (self._leaves if rank >= self._hand else self._passed).offer(block, rank)
 
     def withdraw(self, blocks: np.ndarray) -> None:
         found = blocks.tolist()
-        self._leaves.withdraw(found)
-        self._passed.withdraw(found)
+        self._leaves.withdraw_all(found)
+        self._passed.withdraw_all(found)
 
     def leave(self, blocks: np.ndarray) -> None:
-        self.withdraw(blocks)
+        for block in blocks.tolist():
+            if self._leaves.lowest() == block:
+                self._hand = self._rank[block]
+            self._leaves.withdraw(block)
+            self._passed.withdraw(block)
 
     def victim(self) -> int | None:
         while len(self._leaves) or len(self._passed):
             block = self._leaves.lowest()
             if block is None:
                 self._leaves, self._passed, self._hand = self._passed, self._leaves, 0
-            elif self._is_used[block]:
-                self._is_used[block] = False
-                self._leaves.withdraw((block,))
-                self._passed.offer(block, self._rank[block])
-                self._hand = self._rank[block] + 1  # type: ignore[operator, assignment]
-            else:
+                continue
+            if not self._is_used[block]:
                 return block
+            self._is_used[block] = False
+            self._leaves.withdraw(block)
+            self._passed.offer(block, self._rank[block])
+            self._hand = self._rank[block] + 1
         return None
 
     def move(self, source: int, target: int) -> None:

@@ -11,10 +11,10 @@ import numpy as np
 
 from kvpager.eviction.policy import Use
 from kvpager.eviction.ranked_leaves import RankedLeaves
-from kvpager.eviction.ranked_policy import RankedPolicy
+from kvpager.eviction.ranked_policy import TIME_BITS, RankedPolicy
 
 PROTECTED_SHARE = 0.8
-_PROBATIONARY, _PROTECTED = 0, 1  # first part of a rank
+_PROTECTED = 1 << TIME_BITS  # in a rank: after all of the probationary segment
 
 
 class SLRU(RankedPolicy):
@@ -26,8 +26,7 @@ class SLRU(RankedPolicy):
 
     def hit(self, blocks: np.ndarray) -> None:
         super().hit(blocks)
-        for now, block in enumerate(blocks.tolist(), self._now):
-            self._protected.offer(block, now)
+        self._protected.offer_all(blocks.tolist(), self._now)
         self._now += len(blocks)
         self._shrink()
 
@@ -36,14 +35,14 @@ class SLRU(RankedPolicy):
         for now, block in enumerate(blocks.tolist(), self._now):
             if block in protected:
                 protected.offer(block, now)
-                rank[block] = (_PROTECTED, now)
+                rank[block] = _PROTECTED + now
             else:
-                rank[block] = (_PROBATIONARY, now)
+                rank[block] = now
         self._now += len(blocks)
 
     def leave(self, blocks: np.ndarray) -> None:
         super().leave(blocks)
-        self._protected.withdraw(blocks.tolist())
+        self._protected.withdraw_all(blocks.tolist())
 
     def resize(self, num_blocks: int) -> None:
         super().resize(num_blocks)
@@ -58,8 +57,8 @@ class SLRU(RankedPolicy):
         while len(self._protected) > PROTECTED_SHARE * self._num_blocks:
             block = self._protected.lowest()
             assert block is not None
-            self._protected.withdraw((block,))
-            self._rank[block] = (_PROBATIONARY, self._now)
+            self._protected.withdraw(block)
+            self._rank[block] = self._now
             self._now += 1
             if block in self._leaves:
                 self._leaves.offer(block, self._rank[block])

@@ -1,8 +1,8 @@
 """W-TinyLFU: new pages pass through a small window, and stay only if they are used more often than what they replace.
 
 Einziger, Friedman and Manes, "TinyLFU: a highly efficient cache admission policy" (2017): a window of 1 % of the cache
-under LRU, a main part under SLRU, and a sketch of how often keys were seen, present or not. What falls out of the window
-meets the main part's victim; the one seen less often goes, the newcomer where they are equal.
+under LRU, a main part under SLRU, and a sketch of how often keys were seen, present or not. What falls out of the
+window meets the main part's victim; the one seen less often goes, the newcomer where they are equal.
 
 Nothing moves when a victim is asked for: if the main part's page goes, the next page to enter pushes the window's least
 recent into the room it left. Leaf rule: both parts hold all pages, and the least recent leaf of each stands for its
@@ -15,11 +15,12 @@ from kvpager.eviction.frequency_sketch import Cells, FrequencySketch
 from kvpager.eviction.policy import Use
 from kvpager.eviction.queued_policy import QueuedPolicy
 from kvpager.eviction.ranked_leaves import RankedLeaves
+from kvpager.eviction.ranked_policy import TIME_BITS
 
 WINDOW_SHARE = 0.01
 PROTECTED_SHARE = 0.8  # of the main part
 _WINDOW, _MAIN = 0, 1
-_PROBATIONARY, _PROTECTED = 0, 1  # first part of a rank in the main part
+_PROTECTED = 1 << TIME_BITS  # in a rank: after all of the probationary segment
 _NOWHERE: Cells = (0, 0, 0, 0)
 
 
@@ -43,29 +44,31 @@ class WTinyLFU(QueuedPolicy):
     def enter(self, blocks: np.ndarray, keys: np.ndarray) -> None:
         for block, key in zip(blocks.tolist(), keys.tolist(), strict=True):
             self._key[block] = key
-            self._cells[block] = self._sketch.cells(key)
-            self._sketch.count(self._cells[block])
+            self._cells[block] = cells = self._sketch.cells(key)
+            self._sketch.count(cells)
             self._put(block, _WINDOW)
-            self._window.offer(block, self._tick())
+        self._touch(self._window, blocks.tolist())
         self._balance()
 
     def hit(self, blocks: np.ndarray) -> None:
         super().hit(blocks)
-        for block in blocks.tolist():
+        used = blocks.tolist()
+        for block in used:
             self._sketch.count(self._cells[block])
-            part = self._window if self._queue_of[block] == _WINDOW else self._protected
-            part.offer(block, self._tick())
+        self._touch(self._window, [block for block in used if self._queue_of[block] == _WINDOW])
+        self._touch(self._protected, [block for block in used if self._queue_of[block] == _MAIN])
         self._balance()
 
     def release(self, blocks: np.ndarray, use: Use) -> None:
-        for block in blocks.tolist():
-            now = self._tick()
-            self._rank[block] = (_PROBATIONARY, now)
-            if self._queue_of[block] == _WINDOW:
-                self._window.offer(block, now)
-            elif block in self._protected:
-                self._protected.offer(block, now)
-                self._rank[block] = (_PROTECTED, now)
+        rank, window, protected = self._rank, self._window, self._protected
+        for now, block in enumerate(blocks.tolist(), self._now):
+            rank[block] = now
+            if block in window:
+                window.offer(block, now)
+            elif block in protected:
+                protected.offer(block, now)
+                rank[block] = _PROTECTED + now
+        self._now += len(blocks)
 
     def victim(self) -> int | None:
         newcomer, resident = (queue.lowest() for queue in self._queues)
@@ -77,8 +80,8 @@ class WTinyLFU(QueuedPolicy):
     def leave(self, blocks: np.ndarray) -> None:
         super().leave(blocks)
         gone = blocks.tolist()
-        self._window.withdraw(gone)
-        self._protected.withdraw(gone)
+        self._window.withdraw_all(gone)
+        self._protected.withdraw_all(gone)
 
     def resize(self, num_blocks: int) -> None:
         super().resize(num_blocks)
@@ -98,9 +101,11 @@ class WTinyLFU(QueuedPolicy):
             while len(part) > size:
                 block = part.lowest()
                 assert block is not None
-                part.withdraw((block,))
-                self._change_queue(block, _MAIN, (_PROBATIONARY, self._tick()))
+                part.withdraw(block)
+                self._change_queue(block, _MAIN, self._now)
+                self._now += 1
 
-    def _tick(self) -> int:
-        self._now += 1
-        return self._now
+    def _touch(self, part: RankedLeaves, blocks: list[int]) -> None:
+        """These are the last used of ``part``, whether they were there or not."""
+        part.offer_all(blocks, self._now)
+        self._now += len(blocks)

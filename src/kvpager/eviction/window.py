@@ -2,7 +2,7 @@
 
 A use counts from when a request found or entered the page. The uses of the window are kept in order of time, at most
 USES_PER_BLOCK times the number of blocks; where there were more, the oldest stop counting early. What expires is taken
-off when a victim is asked for.
+off whenever pages are used or a victim is asked for.
 """
 
 from collections import deque
@@ -10,7 +10,7 @@ from collections import deque
 import numpy as np
 
 from kvpager.eviction.policy import Use
-from kvpager.eviction.ranked_policy import RankedPolicy
+from kvpager.eviction.ranked_policy import TIME_BITS, RankedPolicy
 from kvpager.types import Clock
 
 SECONDS = 600.0
@@ -53,12 +53,10 @@ class Window(RankedPolicy):
 
     def offer(self, blocks: np.ndarray) -> None:
         for block in blocks.tolist():
-            self._leaves.offer(block, (self._uses[block], self._last[block]))
+            self._leaves.offer(block, (self._uses[block] << TIME_BITS) + self._last[block])
 
     def victim(self) -> int | None:
-        start = self._clock() - self._seconds
-        while self._times and self._times[0] < start:
-            self._expire()
+        self._expire_until(self._clock() - self._seconds)
         return self._leaves.lowest()
 
     def leave(self, blocks: np.ndarray) -> None:
@@ -76,6 +74,7 @@ class Window(RankedPolicy):
 
     def _count(self, blocks: list[int]) -> None:
         time, uses, page = self._clock(), self._uses, self._page
+        self._expire_until(time - self._seconds)
         self._times.extend([time] * len(blocks))
         for block in blocks:
             uses[block] += 1
@@ -86,6 +85,10 @@ class Window(RankedPolicy):
         while len(self._times) > USES_PER_BLOCK * self._num_blocks:
             self._expire()
 
+    def _expire_until(self, start: float) -> None:
+        while self._times and self._times[0] < start:
+            self._expire()
+
     def _expire(self) -> None:
         """The oldest use counts no more."""
         self._times.popleft()
@@ -93,4 +96,4 @@ class Window(RankedPolicy):
         if block is not None:
             self._uses[block] -= 1
             if block in self._leaves:
-                self._leaves.offer(block, (self._uses[block], self._last[block]))
+                self._leaves.offer(block, (self._uses[block] << TIME_BITS) + self._last[block])
