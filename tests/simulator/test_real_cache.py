@@ -60,7 +60,7 @@ def test_the_cache_of_the_product_hits_what_the_replay_hits(policy: str) -> None
         for request, now in enumerate(trace.times.tolist()):
             cache.depart(request, cache.arrive(request, now), now)
         assert cache.found[0].tolist() == real
-        assert 0 < sum(real)
+        assert sum(real) > 0
         assert cache.counts[0].evicted > 0
         if policy == "lru":
             assert replay(TraceFacts(trace), "lru", capacity).whole.blocks == sum(real)

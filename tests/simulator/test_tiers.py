@@ -1,7 +1,10 @@
 """Replays over tiers: exclusive ones hold as much as one of their size, and each move is counted."""
 
+import numpy as np
 import pytest
 
+from kvpager.eviction.lru import LRU
+from kvpager.eviction.policy import NO_USE, History
 from kvpager.simulator.replay import replay, replay_levels
 from kvpager.simulator.replay_cache import LevelPlan, SimulatedCache
 from kvpager.simulator.report import TraceFacts
@@ -58,3 +61,54 @@ def test_a_short_last_page_counts_where_it_was_found() -> None:
     assert [level.hits.tokens for level in found.levels] == [0, 7]
     assert found.levels[1].hits.blocks == 2
     assert found.whole.tokens == 7 < 2 * PAGE_TOKENS
+
+
+class Judging(LRU):
+    """LRU that counts uses, and thinks a page worth as many as it had."""
+
+    def __init__(self, num_blocks: int) -> None:
+        super().__init__(num_blocks)
+        self.uses = [0] * num_blocks
+
+    def enter(self, blocks: np.ndarray, keys: np.ndarray) -> None:
+        super().enter(blocks, keys)
+        for block in blocks.tolist():
+            self.uses[block] = 1
+
+    def hit(self, blocks: np.ndarray) -> None:
+        super().hit(blocks)
+        for block in blocks.tolist():
+            self.uses[block] += 1
+
+    def below(self, num_blocks: int) -> "Judging":
+        return Judging(num_blocks)
+
+    def history(self, block: int) -> History:
+        return History(0.0, self.uses[block], 0)
+
+    def take_over(self, block: int, history: History) -> None:
+        self.release(np.array([block]), NO_USE)
+        self.uses[block] = history.uses
+
+    def worth(self, block: int) -> float:
+        return self.uses[block]
+
+    def worth_of(self, history: History) -> float:
+        return history.uses
+
+
+def test_a_policy_that_judges_decides_what_goes_down_and_a_page_keeps_its_history() -> None:
+    chains = [[0], [0], [1], [2], [0], [3], [4]]  # 0 is used twice before it goes down, the others once
+    plan = plans(1, 1)
+    cache = SimulatedCache(trace_of(chains), plan, make=lambda name, num_blocks, clock: Judging(num_blocks))
+    below = []
+    for request in range(len(chains)):
+        cache.depart(request, cache.arrive(request, float(request)), float(request))
+        cache.check()
+        below.append(int(np.flatnonzero(cache.levels[1].slot_of >= 0)[0]) if cache.levels[1].num_pages else None)
+    assert below == [None, None, 0, 0, 2, 0, 0]  # 1 was not worth its place; 2 found it free, and 0 was worth more
+    judge = cache.levels[1].judge
+    assert judge is not None
+    assert judge.history(0).uses == 3
+    assert (cache.counts[1].stored, cache.counts[1].refused) == (3, 2)
+    assert SimulatedCache(trace_of(chains), plan).levels[1].judge is None

@@ -22,6 +22,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("name", nargs="?", metavar="NAME", help="which benchmark; left out: list them")
     parser.add_argument("--quick", action="store_true", help="fewer repetitions, the same figures, under a minute")
     parser.add_argument("--folder", metavar="DIR", help="where a benchmark that needs files puts them (tiers)")
+    parser.add_argument("--traces", metavar="DIR", help="recorded traces, for a benchmark that replays them (policies)")
     add_common(parser, names=())
 
 
@@ -34,18 +35,18 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.name not in found:
         remedy = did_you_mean(arguments.name, found) if found else "none is installed"
         raise ConfigError(f"unknown benchmark {arguments.name!r}; {remedy}")
-    report = found[arguments.name].run(arguments.quick, **_folder(found[arguments.name], arguments))
+    report = found[arguments.name].run(arguments.quick, **_folders(found[arguments.name], arguments))
     print(json.dumps(report) if arguments.json else format_report(report))
     return 0
 
 
-def _folder(module: ModuleType, arguments: argparse.Namespace) -> dict[str, str]:
-    """The folder that was given, for a benchmark that takes one."""
-    if arguments.folder is None:
-        return {}
-    if "folder" not in signature(module.run).parameters:
-        raise ConfigError(f"benchmark {arguments.name!r} uses no folder; leave --folder out")
-    return {"folder": arguments.folder}
+def _folders(module: ModuleType, arguments: argparse.Namespace) -> dict[str, str]:
+    """The folders that were given, for a benchmark that takes them."""
+    given = {name: path for name in ("folder", "traces") if (path := getattr(arguments, name)) is not None}
+    for name in given:
+        if name not in signature(module.run).parameters:
+            raise ConfigError(f"benchmark {arguments.name!r} uses no {name}; leave --{name} out")
+    return given
 
 
 def _benchmarks() -> Iterator[ModuleType]:

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from kvpager.simulator.trace import Trace
 
 _TIERS = ("device", "host", "disk", "remote")
+_CAPACITIES = "1%,5%,20%"
 _STDOUT = "-"
 
 
@@ -28,11 +29,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--capacity",
         metavar="LIST",
-        help="per cent of the trace's distinct blocks, numbers of blocks, or sizes: 1%%,5%%,2000,8GiB (default "
-        "1%%,5%%,20%%)",
+        help="per cent of the trace's distinct blocks, numbers of blocks, or sizes: 1%%,5%%,2000,8GiB (default: "
+        f"{_CAPACITIES}, or none beside --tiers)".replace("%", "%%"),
     )
     parser.add_argument("--policy", metavar="LIST", help="eviction policies, and 'min' (default: lru,adaptive,min)")
-    parser.add_argument("--tiers", metavar="LIST", help="tiers instead of capacities: device=0.5%%,host=2%%,disk=8GiB")
+    parser.add_argument("--tiers", metavar="LIST", help="tiers to replay together: device=0.5%%,host=2%%,disk=8GiB")
     parser.add_argument(
         "--inclusive", action="store_true", help="a page that comes up from a tier stays there too (default: it leaves)"
     )
@@ -99,13 +100,11 @@ def _asked(arguments: argparse.Namespace, trace: "Trace", weight: int | None) ->
     else:
         policies = _listed(arguments.policy, "--policy")
     tiers = () if arguments.tiers is None else _tiers(arguments.tiers, trace, weight)
-    if tiers and arguments.capacity is not None:
-        raise ConfigError("--tiers says how large each tier is; leave --capacity out")
     if arguments.inclusive and not tiers:
         raise ConfigError("--inclusive is about tiers; give --tiers, or leave it out")
-    sizes = [] if tiers else _listed(arguments.capacity or "1%,5%,20%", "--capacity")
+    sizes = [] if tiers and arguments.capacity is None else _listed(arguments.capacity or _CAPACITIES, "--capacity")
     here = None if arguments.here is None else trace.capacity(arguments.here, weight)
-    if here is not None and not tiers and arguments.here not in sizes:
+    if here is not None and arguments.here not in sizes:
         sizes.append(arguments.here)
     capacities = sorted(((size, trace.capacity(size, weight)) for size in sizes), key=lambda each: each[1])
     service = Service(arguments.prefill_speed, arguments.token_seconds) if arguments.concurrency else None
@@ -190,9 +189,12 @@ def format_rows(trace: "Trace", rows: "list[Row]") -> str:
     )
     if trace.skipped_lines:
         head += f"; {trace.skipped_lines:,} damaged lines left out"
-    has_tiers = any(len(row.result.levels) > 1 for row in rows)
-    table = _tier_table(rows) if has_tiers else _capacity_table(rows)
-    return "\n".join([head, "", table, *_notes(rows)])
+    parts = [head]
+    if single := [row for row in rows if not row.is_tiered]:
+        parts += ["", _capacity_table(single)]
+    if tiered := [row for row in rows if row.is_tiered]:
+        parts += ["", _tier_table(tiered)]
+    return "\n".join([*parts, "", *_notes(rows)])
 
 
 def _capacity_table(rows: "list[Row]") -> str:
@@ -243,7 +245,7 @@ def _notes(rows: "list[Row]") -> list[str]:
             notes.append(f"{row.result.policy} at {row.label}: {row.result.cut:,} requests did not fit whole")
         if row.result.concurrency is not None and row.result.concurrency.is_tight:
             notes.append(f"{row.result.policy} at {row.label}: less than 3 times the live blocks, so it says little")
-    return ["", *notes]
+    return notes
 
 
 def _percent(share: float | None) -> str:

@@ -21,10 +21,14 @@ _BASELINE = "lru"
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One replay. ``label``: the capacity as it was asked for. Shares are of tokens, None where nothing was hit to
-    compare with, or the baseline was not replayed; ``half`` is the second half of the requests."""
+    """One replay. ``label``: the capacity as it was asked for; ``is_tiered``: it is that of tiers.
+
+    Shares are of tokens, None where nothing was hit to compare with, or the baseline was not replayed; ``half`` is the
+    second half of the requests.
+    """
 
     label: str
+    is_tiered: bool
     result: ReplayResult
     of_optimum: float | None
     half_of_optimum: float | None
@@ -35,6 +39,7 @@ class Row:
         found = self.result.as_dict()
         return {
             "capacity_asked": self.label,
+            "tiers": self.is_tiered,
             "hit_ratio": self.result.whole.ratio,
             "second_half_hit_ratio": self.result.second_half.ratio,
             "net_hit_ratio": self.result.net.ratio,
@@ -48,7 +53,7 @@ class Row:
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """What to replay: capacities (as asked for, and in blocks) or one set of tiers, and by which policies.
+    """What to replay: capacities (as asked for, and in blocks), one set of tiers, and by which policies.
 
     ``exact_at``: the capacity that is replayed with the policies themselves even where a way over arrays exists, since
     only so it is known how old a page was when it went.
@@ -65,8 +70,8 @@ class Asked:
         for name in self.policies:
             if name != OPTIMUM and name not in POLICIES:
                 make_policy(name, 1, lambda: 0.0)  # says which there are
-        if bool(self.capacities) == bool(self.tiers):
-            raise ConfigError("give either capacities or tiers to replay, not both and not neither")
+        if not self.capacities and not self.tiers:
+            raise ConfigError("nothing to replay; give capacities, or tiers")
 
 
 def compare(trace: Trace, asked: Asked, watch: Watch | None = None) -> list[Row]:
@@ -74,11 +79,11 @@ def compare(trace: Trace, asked: Asked, watch: Watch | None = None) -> list[Row]
     facts = TraceFacts(trace)
     live = None if asked.service is None else LiveSet.of(trace, asked.service)
     rows: list[Row] = []
-    if asked.tiers:
-        label = ",".join(f"{name}={capacity}" for name, capacity in asked.tiers)
-        return _rows_of(facts, asked, label, asked.tiers, live, watch)
     for label, capacity in asked.capacities:
         rows += _rows_of(facts, asked, label, (("device", capacity),), live, watch)
+    if asked.tiers:
+        label = ", ".join(f"{name} {capacity:,}" for name, capacity in asked.tiers)
+        rows += _rows_of(facts, asked, label, asked.tiers, live, watch)
     return rows
 
 
@@ -100,7 +105,7 @@ def _rows_of(
     baseline = results.get(_BASELINE)
     if baseline is None and asked.service is None and len(levels) == 1:
         baseline = replay(facts, _BASELINE, total)
-    return [_row(label, result, optimum, baseline) for result in results.values()]
+    return [_row(label, len(levels) > 1, result, optimum, baseline) for result in results.values()]
 
 
 def _one(
@@ -124,11 +129,21 @@ def _one(
     return replay_levels(facts, plans, inclusive=asked.inclusive, progress=progress)
 
 
-def _row(label: str, result: ReplayResult, optimum: ReplayResult, baseline: ReplayResult | None) -> Row:
+def _row(
+    label: str, is_tiered: bool, result: ReplayResult, optimum: ReplayResult, baseline: ReplayResult | None
+) -> Row:
     def share(of: ReplayResult | None, *, half: bool = False) -> float | None:
         if of is None:
             return None
         mine, other = (result.second_half, of.second_half) if half else (result.whole, of.whole)
         return mine.tokens / other.tokens if other.tokens else None
 
-    return Row(label, result, share(optimum), share(optimum, half=True), share(baseline), share(baseline, half=True))
+    return Row(
+        label,
+        is_tiered,
+        result,
+        share(optimum),
+        share(optimum, half=True),
+        share(baseline),
+        share(baseline, half=True),
+    )

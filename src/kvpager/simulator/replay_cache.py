@@ -16,9 +16,9 @@ from typing import Protocol
 import numpy as np
 
 from kvpager.eviction.make import make_policy
-from kvpager.eviction.policy import EvictionPolicy, StopReason, Use
+from kvpager.eviction.policy import EvictionPolicy, History, JudgingPolicy, StopReason, Use
 from kvpager.simulator.ages import NUM_BUCKETS, bucket_of
-from kvpager.simulator.replay_level import Level
+from kvpager.simulator.replay_level import Gone, Level
 from kvpager.simulator.trace import Trace
 
 
@@ -73,10 +73,7 @@ class SimulatedCache:
         self._inclusive = inclusive
         self._clock = ReplayClock()
         keys = page_keys(len(trace.parent)) if keys is None else keys
-        self.levels = [
-            Level(plan.name, trace.parent, keys, plan.capacity, make(plan.policy, plan.capacity, self._clock))
-            for plan in plans
-        ]
+        self.levels = self._make_levels(plans, make, keys)
         self.counts = [LevelCounts() for _ in plans]
         self.found = np.zeros((len(plans), len(trace.times)), np.int32)  # pages, by level and request
         self.tail_level = np.full(len(trace.times), -1, np.int8)  # where the last page of a fully found request was
@@ -85,6 +82,16 @@ class SimulatedCache:
         self.num_cut = 0  # requests of which not all pages fit
         self._matched = np.zeros(len(trace.times), np.float32)  # share of the prompt
         self._last_request = np.full(len(trace.parent), -1, np.int32)  # that asked for a page
+
+    def _make_levels(self, plans: list[LevelPlan], make: MakePolicy, keys: np.ndarray) -> list[Level]:
+        """Where the device's policy judges pages, those of the tiers below it judge as it does."""
+        levels: list[Level] = []
+        for plan in plans:
+            above = levels[-1].judge if levels and plan.policy == plans[0].policy else None
+            policy = make(plan.policy, plan.capacity, self._clock) if above is None else above.below(plan.capacity)
+            judge = policy if len(plans) > 1 and isinstance(policy, JudgingPolicy) else None
+            levels.append(Level(plan.name, self._trace.parent, keys, plan.capacity, policy, judge))
+        return levels
 
     def arrive(self, request: int, now: float) -> np.ndarray:
         """Returns the pages that are held from now on, a chain: those of the request, as far as they fit."""
@@ -99,13 +106,16 @@ class SimulatedCache:
             pages = pages[:room]
         below = self._find_below(pages[depth:])
         self._note_found(request, depth, below)
-        self._bring_up(pages[depth : depth + len(below)], below)
+        coming = pages[depth : depth + len(below)]
+        histories = self._bring_up(coming, below)
         self._make_room(0, len(pages) - depth)
         device.enter(pages[depth:])
+        if histories:
+            device.take_over(coming, histories)
         self._last_request[pages] = request
         self.occupancy[request] = device.num_pages
         if self._inclusive:
-            self._settle(pages[depth : depth + len(below)], below, request)
+            self._settle(coming, below, request)
         return pages
 
     def depart(self, request: int, pages: np.ndarray, now: float) -> None:
@@ -134,14 +144,19 @@ class SimulatedCache:
             self.tail_level[request] = below[-1] if len(below) else 0
         self._matched[request] = min(1.0, found * trace.page_tokens / size) if size else 0.0
 
-    def _bring_up(self, pages: np.ndarray, below: np.ndarray) -> None:
+    def _bring_up(self, pages: np.ndarray, below: np.ndarray) -> list[History]:
+        """Returns what the levels below know of the pages, where their policies judge pages."""
+        known: dict[int, History] = {}
         for at, level in enumerate(self.levels[1:], 1):
             here = pages[below == at]
             self.counts[at].promoted += len(here)
+            if level.judge is not None:
+                known.update(zip(here.tolist(), level.histories(here), strict=True))
             if self._inclusive:
                 level.use(here)  # held until they are up, so that they don't go for those that come down
             else:
                 level.take_out(here)
+        return [known[page] for page in pages.tolist()] if known else []
 
     def _settle(self, pages: np.ndarray, below: np.ndarray, request: int) -> None:
         for at, level in enumerate(self.levels[1:], 1):
@@ -150,30 +165,29 @@ class SimulatedCache:
                 level.let_go(here, self._use(request, here.item(-1)))
 
     def _make_room(self, at: int, count: int) -> None:
-        for page in self.levels[at].evict(count):
-            self._gone(at, page)
+        for gone in self.levels[at].evict(count):
+            self._note_gone(at, gone)
 
-    def _gone(self, at: int, page: int) -> None:
+    def _note_gone(self, at: int, gone: Gone) -> None:
         """A page has left level ``at`` for want of room: the next one may take it."""
         self.counts[at].evicted += 1
-        asked = self._trace.times.item(self._last_request.item(page))
+        asked = self._trace.times.item(self._last_request.item(gone.page))
         self.age_at_eviction[at, bucket_of(self._clock.now - asked)] += 1
-        if at + 1 < len(self.levels) and self._is_worth_keeping(at + 1, page):
-            self._store(at + 1, page)
+        if at + 1 < len(self.levels) and self.levels[at + 1].slot_of.item(gone.page) < 0:
+            if self._is_worth_keeping(at + 1, gone) and self._store(at + 1, gone):
+                self.counts[at + 1].stored += 1
+            else:
+                self.counts[at + 1].refused += 1
 
-    def _is_worth_keeping(self, at: int, page: int) -> bool:
-        """Whether a page that left the level above is to be copied into level ``at``."""
-        return self.levels[at].slot_of.item(page) < 0
+    def _is_worth_keeping(self, at: int, gone: Gone) -> bool:
+        """Whether a page that left the level above is to be copied into level ``at``, which doesn't have it."""
+        return gone.history is None or self.levels[at].would_take(gone.history)
 
-    def _store(self, at: int, page: int) -> None:
-        level, counts = self.levels[at], self.counts[at]
-        last = self._last_request.item(page)
-        for victim in level.store(page, self._use(last, page)):
-            self._gone(at, victim)
-        if level.slot_of.item(page) < 0:
-            counts.refused += 1
-        else:
-            counts.stored += 1
+    def _store(self, at: int, gone: Gone) -> bool:
+        level, last = self.levels[at], self._last_request.item(gone.page)
+        for victim in level.store(gone.page, self._use(last, gone.page), gone.history):
+            self._note_gone(at, victim)
+        return level.slot_of.item(gone.page) >= 0
 
     def _use(self, request: int, page: int) -> Use:
         """What the policies are told of a request when pages go, of which ``page`` is the last."""

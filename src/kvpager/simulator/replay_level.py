@@ -6,23 +6,41 @@ hangs here.
 """
 
 from collections.abc import Iterator
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from kvpager.errors import InvariantError
-from kvpager.eviction.policy import EvictionPolicy, Use
+from kvpager.eviction.policy import EvictionPolicy, History, JudgingPolicy, Use
 
 _NOWHERE = -1
 
 
-class Level:
-    """``parent[page]``: the page it hangs under, -1 for a root. ``keys[page]``: what the policy knows it by."""
+@dataclass(frozen=True, slots=True)
+class Gone:
+    """A page that left for want of room, and what a policy that judges pages knew of it."""
 
-    def __init__(self, name: str, parent: np.ndarray, keys: np.ndarray, capacity: int, policy: EvictionPolicy) -> None:
+    page: int
+    history: History | None
+
+
+class Level:
+    """``parent[page]``: the page it hangs under, -1 for a root. ``keys[page]``: what the policy knows it by. ``judge``:
+    the policy, where it is to be asked what pages are worth."""
+
+    def __init__(
+        self,
+        name: str,
+        parent: np.ndarray,
+        keys: np.ndarray,
+        capacity: int,
+        policy: EvictionPolicy,
+        judge: JudgingPolicy | None = None,
+    ) -> None:
         self.name = name
         self.capacity = capacity
         self.policy = policy
+        self.judge = judge
         self._parent = parent
         self._keys = keys
         # One entry more than there are pages: -1, the parent of the roots, is never here.
@@ -50,6 +68,19 @@ class Level:
         missing = self.slot_of[pages] < 0
         return int(missing.argmax()) if missing.any() else len(pages)
 
+    def histories(self, pages: np.ndarray) -> list[History]:
+        """What is known of pages that are here. REQUIRES: a judge."""
+        assert self.judge is not None
+        return [self.judge.history(slot) for slot in self.slot_of[pages].tolist()]
+
+    def would_take(self, history: History) -> bool:
+        """Whether a page is worth more than the one that would have to go for it. REQUIRES: a judge."""
+        if self._free:
+            return True
+        victim = self.policy.victim()
+        assert self.judge is not None
+        return victim is not None and self.judge.worth_of(history) > self.judge.worth(victim)
+
     # -- changes ------------------------------------------------------------------------------------------------
 
     def use(self, pages: np.ndarray) -> None:
@@ -61,13 +92,14 @@ class Level:
             self.num_live += len(slots) - int(np.count_nonzero(users))
             self._users[slots] = users + 1
 
-    def evict(self, count: int) -> Iterator[int]:
+    def evict(self, count: int) -> Iterator[Gone]:
         """The pages that go to make ``count`` slots free, as each of them goes; fewer where no more may go."""
         policy, slot_of, children, parents = self.policy, self.slot_of, self._children, self._parent
         for _ in range(count - len(self._free)):
             slot = policy.victim()
             if slot is None:
                 return
+            history = None if self.judge is None else self.judge.history(slot)
             policy.leave(self._ids[slot : slot + 1])
             page = self._page_in.item(slot)
             slot_of[page] = _NOWHERE
@@ -77,7 +109,7 @@ class Level:
             children[parent] = left
             if not left:
                 self._offer(slot_of.item(parent))
-            yield page
+            yield Gone(page, history)
 
     def enter(self, pages: np.ndarray) -> None:
         """Pages of one chain come into free slots, and are held. REQUIRES: so many slots are free, none is here."""
@@ -92,6 +124,14 @@ class Level:
         self._users[slots] = 1
         self.num_live += count
         self.policy.enter(slots, self._keys[pages])
+
+    def take_over(self, pages: np.ndarray, histories: list[History]) -> None:
+        """Pages that have entered were in another level, and a request found them. REQUIRES: a judge."""
+        assert self.judge is not None
+        slots = self.slot_of[pages]
+        for slot, history in zip(slots.tolist(), histories, strict=True):
+            self.judge.take_over(slot, history)
+        self.policy.hit(slots)
 
     def let_go(self, pages: np.ndarray, use: Use) -> None:
         """The holder of a chain of pages is done with them."""
@@ -108,7 +148,7 @@ class Level:
             if len(leaves):
                 self.policy.offer(leaves)
 
-    def store(self, page: int, use: Use) -> Iterator[int]:
+    def store(self, page: int, use: Use, history: History | None) -> Iterator[Gone]:
         """One page from the level above comes in; yields what goes for it. It stays out where nothing may go."""
         parent = self._parent.item(page)
         above = self.slot_of.item(parent)
@@ -124,7 +164,10 @@ class Level:
         self._page_in[slot] = page
         ids = self._ids[slot : slot + 1]
         self.policy.enter(ids, self._keys[page : page + 1])
-        self.policy.release(ids, use)
+        if self.judge is None or history is None:
+            self.policy.release(ids, use)
+        else:
+            self.judge.take_over(slot, history)
         if not self._children.item(page):
             self.policy.offer(ids)
 
