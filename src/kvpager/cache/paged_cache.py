@@ -268,6 +268,7 @@ class PagedCache:
         twin = Sequence(self, row, None if seq.tokens is None else seq.tokens[:], seq.scope)
         twin.tables = tuple(table.copy() for table in seq.tables)
         twin.prefix_tokens, twin.prompt_tokens = seq.prefix_tokens, seq.prompt_tokens
+        twin.matched_tokens = seq.matched_tokens
         twin.priority, twin.tenant = seq.priority, seq.tenant
         twin._node = seq._node
         if seq._root is not None:
