@@ -27,7 +27,7 @@ from kvpager.memory.arena import Arena
 from kvpager.memory.block_pool import BlockPool
 from kvpager.memory.layout import KVLayout
 from kvpager.memory.page_table import UNMAPPED, PageTable
-from kvpager.prefix.hashing import Scope, root_key
+from kvpager.prefix.hashing import Scope, page_key, root_key
 from kvpager.prefix.index import PrefixIndex
 from kvpager.tiers.disk.session_files import Session, SessionFiles
 from kvpager.tiers.row_access import RowAccess
@@ -220,6 +220,14 @@ class PagedCache:
             self._prompt_tokens += len(ids)
             self._hit_tokens += seq.prefix_tokens
         return seq
+
+    def content_keys(self, tokens: Iterable[int], scope: Scope = ANY_SCOPE) -> list[ContentKey]:
+        """What the whole pages of ``tokens`` are called, whether anything has them or not."""
+        ids, page_size = token_array(tokens), self.layout.page_size
+        keys = [self._root_key(scope)]
+        for label in page_labels(ids, scope, 0, len(ids) // page_size, page_size):
+            keys.append(page_key(keys[-1], label[: 4 * page_size], label[4 * page_size :]))
+        return keys[1:]
 
     def _match(self, ids: "array[int]", scope: Scope, limit: int) -> PrefixMatch:
         return self._matcher.match(self.index.find_root(self._root_key(scope)), ids, scope, limit)

@@ -30,6 +30,7 @@ from kvpager.engine.endings import EndedBy, Endings
 from kvpager.engine.intake import Intake, Prompt
 from kvpager.engine.loading import Loading
 from kvpager.engine.output import take
+from kvpager.engine.recording import Recording
 from kvpager.engine.request import Branch, BranchState, Completion, FinishReason, Request, TokenEvent, completion
 from kvpager.engine.sampling import SampledToken, SamplingFailure, sample
 from kvpager.engine.sampling_params import Sampling
@@ -94,9 +95,14 @@ class Engine:
         self._is_open, self._is_stepping = True, False
         self._cancelled_meanwhile: list[int] = []
         self._resources = ExitStack()
+        self._recording: Recording | None = None
         try:
             self._resources.enter_context(self.runner.running())
+            if self.options.record is not None:
+                recording = Recording(self.options.record, self.cache, perf_counter)
+                self._recording = self._resources.enter_context(recording)
         except BaseException:
+            self._resources.close()
             self.cache.close()  # the folder of a disk tier is free again
             raise
 
@@ -123,6 +129,7 @@ class Engine:
         if len(self._waiting) >= self.options.max_waiting:
             raise RequestError(f"the queue is full: {len(self._waiting)} requests are waiting; retry later")
         request = Request(self._next_request, index, ids, sampling, priority, scope, self.max_tokens, ended)
+        request.came = perf_counter()
         self._next_request += 1
         self._intake.add_branches(request)
         for branch in request.branches:
@@ -416,6 +423,8 @@ class Engine:
         request = branch.request
         if request.is_finished and self._requests.pop(request.id, None) is not None:
             self._finished += 1
+            if self._recording is not None:
+                self._recording.ended(request, branch.stop)
 
     # -- the engine as a whole ----------------------------------------------------------------------------------
 

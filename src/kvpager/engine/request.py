@@ -167,7 +167,8 @@ class Branch:
 class Request:
     """``priority``: higher goes first; waiting raises it, so nobody waits for ever. ``limit``: tokens at most, with
     the prompt, by the model's context and the pool. ``ended``: says why a choice ended. ``matched``: tokens of the
-    prompt that were found when it first started; None before."""
+    prompt that were found when it first started; None before. ``came``: when it was submitted, in the engine's seconds.
+    """
 
     id: int
     index: int
@@ -178,6 +179,7 @@ class Request:
     limit: int
     ended: "EndedBy | None" = None
     matched: int | None = None
+    came: float = 0.0
     branches: list[Branch] = field(default_factory=list)
 
     @property
