@@ -104,7 +104,7 @@ def _failing(monkeypatch: pytest.MonkeyPatch, error: BaseException) -> None:
     def raise_it(argv: list[str]) -> int:
         raise error
 
-    monkeypatch.setattr(entry, "_dispatch", raise_it)
+    monkeypatch.setattr(entry, "dispatch", raise_it)
 
 
 @pytest.mark.parametrize("error", [OutOfBlocks(3, 1, 0, 1, 4), KVPagerError("two\nlines"), InvariantError("books")])
@@ -148,7 +148,7 @@ def test_exit_codes_of_the_process(argv: list[str], code: int) -> None:
 
 def test_a_reader_that_goes_away_is_no_traceback() -> None:
     code = "import sys; from kvpager.cli import main as m\n"
-    code += "m._dispatch = lambda argv: [print('x' * 1000) for _ in range(10_000)] and 0\nsys.exit(m.main([]))"
+    code += "m.dispatch = lambda argv: [print('x' * 1000) for _ in range(10_000)] and 0\nsys.exit(m.main([]))"
     with subprocess.Popen(
         [sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     ) as process:

@@ -1,5 +1,6 @@
 """Our own recordings: what is written is what is read, no content gets into it, and a broken disk ends only it."""
 
+import errno
 import json
 from pathlib import Path
 
@@ -26,12 +27,12 @@ def recorded(path: Path, salt: bytes | None = b"salt") -> Path:
 def test_what_is_recorded_is_read(tmp_path: Path) -> None:
     trace = read_trace(recorded(tmp_path / "r.jsonl"))
     assert trace.page_tokens == 16
-    assert chains_of(trace) == [[0, 1], [0, 1, 2], [3]]
-    assert trace.times.tolist() == [0, 1.5, 1.5]  # a clock that went back stands still
-    assert trace.input_tokens.tolist() == [32, 40, 17]
-    assert trace.output_tokens.tolist() == [7, 0, 1]
-    assert trace.has_partial_tail.tolist() == [False, True, False]
-    assert trace.stop.tolist() == [StopReason.UNKNOWN, StopReason.TOOL_CALL, StopReason.END_OF_TURN]
+    assert chains_of(trace) == [[0, 1], [2], [0, 1, 3]]
+    assert trace.times.tolist() == [100, 101, 101.5]  # they ended in another order than they came
+    assert trace.input_tokens.tolist() == [32, 17, 40]
+    assert trace.output_tokens.tolist() == [7, 1, 0]
+    assert trace.has_partial_tail.tolist() == [False, False, True]
+    assert trace.stop.tolist() == [StopReason.UNKNOWN, StopReason.END_OF_TURN, StopReason.TOOL_CALL]
 
 
 def test_the_salt_hides_which_content_it_was(tmp_path: Path) -> None:
@@ -45,7 +46,6 @@ def test_the_salt_hides_which_content_it_was(tmp_path: Path) -> None:
 def test_it_can_be_read_while_it_is_written(tmp_path: Path) -> None:
     with Recorder(tmp_path / "r.jsonl", page_tokens=16) as recorder:
         recorder.record(0.0, KEYS[:1], input_tokens=16, output_tokens=1, matched=0)
-        recorder.flush()
         assert read_trace(tmp_path / "r.jsonl").num_requests == 1
 
 
@@ -71,19 +71,41 @@ def test_counts_that_contradict_each_other_are_refused(
         assert recorder.num_requests == 1
 
 
-def test_a_full_disk_ends_the_recording_only(tmp_path: Path) -> None:
-    full = Path("/dev/full")
-    if not full.exists():
-        pytest.skip("no /dev/full here")
-    recorder = Recorder(tmp_path / "r.jsonl", page_tokens=16)
-    recorder._file.close()
-    recorder._file = full.open("w")
-    for _ in range(2000):
+def test_a_full_disk_ends_the_recording_only_and_leaves_no_half_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with Recorder(tmp_path / "r.jsonl", page_tokens=16) as recorder:
         recorder.record(0.0, KEYS[:1], input_tokens=16, output_tokens=1, matched=0)
-    assert "No space left" in recorder.failure
-    assert 0 < recorder.num_requests < 2000
-    recorder.flush()
-    recorder.close()
+        file, left = recorder._file, 30  # bytes
+
+        class Full:
+            def __getattr__(self, name: str) -> object:
+                return getattr(file, name)
+
+            def write(self, data: bytes) -> int:
+                nonlocal left
+                if not left:
+                    raise OSError(errno.ENOSPC, "No space left on device")
+                written, left = file.write(data[:left]), left - len(data[:left])
+                return written
+
+        monkeypatch.setattr(recorder, "_file", Full())
+        for _ in range(3):
+            recorder.record(1.0, KEYS[:1], input_tokens=16, output_tokens=1, matched=0)
+        assert recorder.failure == "the recording ended after 1 requests: No space left on device"
+        assert recorder.num_requests == 1
+    assert read_trace(tmp_path / "r.jsonl").num_requests == 1
+
+
+def test_only_the_owner_may_read_it(tmp_path: Path) -> None:
+    assert recorded(tmp_path / "r.jsonl").stat().st_mode & 0o777 == 0o600
+
+
+def test_what_nobody_counted_is_not_made_up(tmp_path: Path) -> None:
+    with Recorder(tmp_path / "r.jsonl", page_tokens=16) as recorder:
+        recorder.record(0.0, KEYS[:1], input_tokens=16, output_tokens=1, matched=None)
+    assert '"matched":null' in (tmp_path / "r.jsonl").read_text()
+    assert read_trace(tmp_path / "r.jsonl").num_requests == 1
 
 
 @pytest.mark.parametrize(

@@ -27,7 +27,7 @@ from kvpager.memory.arena import Arena
 from kvpager.memory.block_pool import BlockPool
 from kvpager.memory.layout import KVLayout
 from kvpager.memory.page_table import UNMAPPED, PageTable
-from kvpager.prefix.hashing import Scope, root_key
+from kvpager.prefix.hashing import Scope, page_key, root_key
 from kvpager.prefix.index import PrefixIndex
 from kvpager.tiers.disk.session_files import Session, SessionFiles
 from kvpager.tiers.row_access import RowAccess
@@ -221,6 +221,14 @@ class PagedCache:
             self._hit_tokens += seq.prefix_tokens
         return seq
 
+    def content_keys(self, tokens: Iterable[int], scope: Scope = ANY_SCOPE) -> list[ContentKey]:
+        """What the whole pages of ``tokens`` are called, whether anything has them or not."""
+        ids, page_size = token_array(tokens), self.layout.page_size
+        keys = [self._root_key(scope)]
+        for label in page_labels(ids, scope, 0, len(ids) // page_size, page_size):
+            keys.append(page_key(keys[-1], label[: 4 * page_size], label[4 * page_size :]))
+        return keys[1:]
+
     def _match(self, ids: "array[int]", scope: Scope, limit: int) -> PrefixMatch:
         return self._matcher.match(self.index.find_root(self._root_key(scope)), ids, scope, limit)
 
@@ -268,6 +276,7 @@ class PagedCache:
         twin = Sequence(self, row, None if seq.tokens is None else seq.tokens[:], seq.scope)
         twin.tables = tuple(table.copy() for table in seq.tables)
         twin.prefix_tokens, twin.prompt_tokens = seq.prefix_tokens, seq.prompt_tokens
+        twin.matched_tokens = seq.matched_tokens
         twin.priority, twin.tenant = seq.priority, seq.tenant
         twin._node = seq._node
         if seq._root is not None:

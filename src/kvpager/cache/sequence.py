@@ -50,6 +50,7 @@ class Sequence:
         "_node",
         "_root",
         "is_freed",
+        "matched_tokens",
         "prefix_by_tier",
         "prefix_tokens",
         "priority",
@@ -72,6 +73,7 @@ class Sequence:
         self.prefix_by_tier: dict[TierKind, int] = {}  # where its prefix was found when the sequence was made
         self.is_freed = False
         self.prompt_tokens = 0 if tokens is None else len(tokens)
+        self.matched_tokens: int | None = None  # where an earlier sequence began its request; else as found
         self.stop = StopReason.UNKNOWN
         self.priority = DEFAULT_PRIORITY
         self.tenant = scope.salt
@@ -124,9 +126,10 @@ class Sequence:
     def use(self) -> Use:
         """What eviction policies are told when pages are let go."""
         prompt = max(1, self.prompt_tokens)
+        matched = self.prefix_tokens if self.matched_tokens is None else self.matched_tokens
         return Use(
             output_tokens=max(0, self.num_tokens - self.prompt_tokens),
-            matched=min(1.0, self.prefix_tokens / prompt),
+            matched=min(1.0, matched / prompt),
             stop=self.stop,
             priority=self.priority,
             tenant=self.tenant,

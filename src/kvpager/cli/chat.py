@@ -148,8 +148,13 @@ class Chat:
 
     def _generate(self, messages: list[Message]) -> "Completion":
         from kvpager.cli.session import interruptible
+        from kvpager.eviction.policy import StopReason
 
-        request = self._engine.submit(encode_conversation(self._engine, messages), self._sampling)
+        request = self._engine.submit(
+            encode_conversation(self._engine, messages),
+            self._sampling,
+            ended=lambda answer: StopReason.END_OF_TURN,  # a human reads it and types
+        )
         with interruptible() as interruption:
             while not request.is_finished:
                 if interruption.is_asked:

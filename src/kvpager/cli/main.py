@@ -24,6 +24,7 @@ COMMANDS = {
     "disk": "what a disk tier keeps in its folder: check it, empty it",
     "prefix": "carry the KV of a prompt in a file",
     "replay": "what a cache would have hit, from a recorded trace",
+    "trace": "record the requests of a command, see what is in a trace, convert one",
     "doctor": "what this machine offers, and what is missing",
     "bench": "measure, as a table or as JSON",
 }
@@ -35,7 +36,7 @@ DONE, FAILED, WRONG, INTERRUPTED, READER_GONE = 0, 1, 2, 130, 141
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs one command; returns its exit code."""
     try:
-        code = _dispatch(list(sys.argv[1:] if argv is None else argv))
+        code = dispatch(list(sys.argv[1:] if argv is None else argv))
         sys.stdout.flush()
         return code
     except SystemExit as done:  # --help and --version
@@ -52,7 +53,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         return _report(error, FAILED)
 
 
-def _dispatch(argv: list[str]) -> int:
+def dispatch(argv: list[str]) -> int:
+    """Runs one command; its errors are raised."""
     if not argv or argv[0].startswith("-"):
         _parse_without_command(argv)
     name, rest = argv[0], argv[1:]

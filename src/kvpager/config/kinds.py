@@ -1,5 +1,6 @@
 """Kinds of option values: which are legal, and the normal form of one. Knows no option by name."""
 
+import os
 import re
 from dataclasses import dataclass
 from typing import Protocol
@@ -97,6 +98,28 @@ class Text:
         if not isinstance(value, str) or re.fullmatch(self.pattern, value) is None:
             raise ValueError
         return value
+
+
+@dataclass(frozen=True, slots=True)
+class File:
+    """The path of a file; ``none`` says what leaving it out means."""
+
+    none: str
+
+    @property
+    def legal(self) -> str:
+        return f"the path of a file, or 'none' ({self.none})"
+
+    def parse(self, text: str) -> str | None:
+        return self.check(text)
+
+    def check(self, value: object) -> str | None:
+        if value is None or value == "none":
+            return None
+        path = os.fspath(value) if isinstance(value, os.PathLike) else value
+        if not isinstance(path, str) or not path or "\0" in path:
+            raise ValueError
+        return path
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,7 +13,7 @@ from dataclasses import MISSING, dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
-from kvpager.config.kinds import Capacity, Flag, Kind, PageSize, Seconds, Share, Text, Tiers, Whole
+from kvpager.config.kinds import Capacity, File, Flag, Kind, PageSize, Seconds, Share, Text, Tiers, Whole
 from kvpager.config.memory import AUTO_POOL_PERCENT
 from kvpager.config.shown import shown
 from kvpager.config.sizes import AUTO
@@ -189,6 +189,13 @@ class Options:
         Whole(0, high=2**64 - 1, none="a fresh one each start"),
         "Seed of the requests that bring none of their own.",
         "To draw other answers from the same prompts.",
+    )
+    record: str | None = _option(
+        None,
+        File(none="nothing is recorded"),
+        "A new file to record requests in, as a trace for `kvpager replay`: hashes of pages, times and counts, no text "
+        "and no tokens.",
+        "For a while under your own traffic, to choose the eviction policy and the capacity by it.",
     )
     debug: bool = _option(
         False,

@@ -8,6 +8,7 @@ if TYPE_CHECKING:
     from kvpager.engine.request import Completion, FinishReason, Request, TokenEvent
     from kvpager.engine.sampling_params import Sampling
     from kvpager.engine.statistics import EngineStatistics
+    from kvpager.eviction.policy import StopReason
 
 _HOME = {
     "Completion": "kvpager.engine.request",
@@ -16,10 +17,20 @@ _HOME = {
     "FinishReason": "kvpager.engine.request",
     "Request": "kvpager.engine.request",
     "Sampling": "kvpager.engine.sampling_params",
+    "StopReason": "kvpager.eviction.policy",
     "TokenEvent": "kvpager.engine.request",
 }
 
-__all__ = ["Completion", "Engine", "EngineStatistics", "FinishReason", "Request", "Sampling", "TokenEvent"]
+__all__ = [
+    "Completion",
+    "Engine",
+    "EngineStatistics",
+    "FinishReason",
+    "Request",
+    "Sampling",
+    "StopReason",
+    "TokenEvent",
+]
 
 
 def __getattr__(name: str) -> object:

@@ -14,7 +14,6 @@ from collections import deque
 from collections.abc import Iterable, Iterator
 from collections.abc import Sequence as List
 from contextlib import ExitStack
-from random import Random
 from time import perf_counter
 from types import TracebackType
 from typing import Any
@@ -23,13 +22,17 @@ import numpy as np
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from kvpager.cache.sequence import Sequence, token_array
+from kvpager.cache.sequence import Sequence
 from kvpager.config import Options, load_options
+from kvpager.engine.answers import answers
 from kvpager.engine.check import check_engine
-from kvpager.engine.detokenizer import Detokenizer
+from kvpager.engine.endings import EndedBy, Endings
+from kvpager.engine.intake import Intake, Prompt
 from kvpager.engine.loading import Loading
+from kvpager.engine.output import take
+from kvpager.engine.recording import Recording
 from kvpager.engine.request import Branch, BranchState, Completion, FinishReason, Request, TokenEvent, completion
-from kvpager.engine.sampling import SampledToken, SamplerRow, SamplingFailure, TokenCounts, sample
+from kvpager.engine.sampling import SampledToken, SamplingFailure, sample
 from kvpager.engine.sampling_params import Sampling
 from kvpager.engine.scheduler import decide, effective_rank, new_blocks
 from kvpager.engine.scheduler_view import SchedulerView, queue_order
@@ -39,9 +42,6 @@ from kvpager.errors import ConfigError, RequestError
 from kvpager.prefix.hashing import Scope
 from kvpager.types import TierKind
 
-Prompt = str | List[int]
-
-_CONTEXT_TOKENS = 6  # of the prompt, for the detokenizer
 _HUNG_SECONDS = 60.0  # without a token, while transfers that do not end hold the blocks that are needed
 _NO_SAMPLING = Sampling()
 _NO_SCOPE = Scope()
@@ -51,7 +51,8 @@ class Engine:
     """Runs a model over a paged cache. A context: leaving it ends all requests and restores the model.
 
     ``model``: a folder, a ``.gguf`` file, a hub id, a short name, or a loaded transformers model (then give its
-    ``tokenizer`` if prompts are texts). Options are those of ``kvpager.config.Options``, by keyword.
+    ``tokenizer`` if prompts are texts). Options are those of ``kvpager.config.Options``, by keyword. ``ended``: says of
+    each finished choice whether it ended in a tool call or ended a turn (``StopReason``), for policies that learn.
 
     Raises ConfigError for wrong options, ModelError or UnsupportedModel for a model that can't be loaded or would run
     wrong.
@@ -64,6 +65,7 @@ class Engine:
         tokenizer: Any = None,
         options: Options | None = None,
         num_blocks: int | None = None,
+        ended: EndedBy | None = None,
         **overrides: object,
     ) -> None:
         self.options = options or load_options(environ={}, overrides=overrides)
@@ -81,8 +83,9 @@ class Engine:
         self._waiting: dict[int, Branch] = {}
         self._forking: dict[int, Branch] = {}
         self._streams: dict[int, deque[TokenEvent]] = {}  # events of the requests that somebody streams
-        self._next_request = self._next_branch = 0
-        self._random = Random(self.options.seed)
+        self._next_request = 0
+        self._intake = Intake(parts, self.options)
+        self._endings = Endings(ended)
         self._view = SchedulerView(self.cache, self.limits)
         self.loading = Loading(self.cache, self.chunk, self._view.admission_cost)
         self._starts = StartCounts()
@@ -92,9 +95,14 @@ class Engine:
         self._is_open, self._is_stepping = True, False
         self._cancelled_meanwhile: list[int] = []
         self._resources = ExitStack()
+        self._recording: Recording | None = None
         try:
             self._resources.enter_context(self.runner.running())
+            if self.options.record is not None:
+                recording = Recording(self.options.record, self.cache, perf_counter)
+                self._recording = self._resources.enter_context(recording)
         except BaseException:
+            self._resources.close()
             self.cache.close()  # the folder of a disk tier is free again
             raise
 
@@ -108,30 +116,24 @@ class Engine:
         priority: int = 0,
         scope: Scope = _NO_SCOPE,
         index: int = 0,
+        ended: EndedBy | None = None,
     ) -> Request:
-        """Queues a request. Raises RequestError, with the limit, for one that can never run or a full queue."""
+        """Queues a request. Raises RequestError, with the limit, for one that can never run or a full queue.
+
+        ``priority``: who runs first, larger before smaller; it says nothing of how long pages are kept. ``ended``: says
+        of each finished choice why it ended, instead of the engine's.
+        """
         self._check_open()
         ids = self.encode(prompt)
-        self._check(ids, sampling)
+        self._intake.check(ids, sampling)
         if len(self._waiting) >= self.options.max_waiting:
             raise RequestError(f"the queue is full: {len(self._waiting)} requests are waiting; retry later")
-        request = Request(self._next_request, index, ids, sampling, priority, scope, self.max_tokens)
+        request = Request(self._next_request, index, ids, sampling, priority, scope, self.max_tokens, ended)
+        request.came = perf_counter()
         self._next_request += 1
-        seed = self._random.getrandbits(64) if sampling.seed is None else None
-        for choice in range(sampling.n):
-            own = sampling.child(choice)
-            drawn = own.seed if own.seed is not None else (seed or 0) + choice
-            history = TokenCounts(ids if own.has_penalties else ())
-            detokenizer = None
-            if self.tokenizer is not None:
-                context = ids[-_CONTEXT_TOKENS:].tolist()
-                detokenizer = Detokenizer(self.tokenizer, own.stop, context=context)
-            row = SamplerRow(sampling=own, history=history, seed=drawn)
-            state = BranchState.FORKING if choice else BranchState.WAITING
-            branch = Branch(request, choice, self._next_branch, row, detokenizer, state)
-            self._next_branch += 1
-            request.branches.append(branch)
-            (self._forking if choice else self._waiting)[branch.key] = branch
+        self._intake.add_branches(request)
+        for branch in request.branches:
+            (self._forking if branch.choice else self._waiting)[branch.key] = branch
         self._requests[request.id] = request
         return request
 
@@ -150,33 +152,7 @@ class Engine:
 
     def encode(self, prompt: Prompt) -> "array[int]":
         """Token ids of a prompt. Texts go through the tokenizer, with its special tokens."""
-        if isinstance(prompt, str):
-            if self.tokenizer is None:
-                raise ConfigError("this model has no tokenizer: give token ids")
-            ids: List[int] = self.tokenizer.encode(prompt)
-        else:
-            ids = prompt
-        try:
-            return token_array(ids)
-        except ConfigError as error:
-            raise RequestError(f"the prompt can't be used: {error}") from None
-
-    def _check(self, ids: "array[int]", sampling: Sampling) -> None:
-        if len(ids) == 0:
-            raise RequestError("the prompt has no tokens; give at least one")
-        if max(ids) >= self.vocab_size:
-            raise RequestError(f"token id {max(ids)} is not in the vocabulary (0 to {self.vocab_size - 1})")
-        sampling.check_vocabulary(self.vocab_size)
-        if sampling.stop and self.tokenizer is None:
-            raise RequestError("stop strings need a tokenizer; use stop_token_ids")
-        if len(ids) > self.max_tokens:
-            raise RequestError(
-                f"the prompt has {len(ids)} tokens, but at most {self.max_tokens} fit (model context "
-                f"{self._parts.max_context}, pool {self.cache.pool.num_blocks} blocks of "
-                f"{self.layout.page_size} tokens over {self.layout.num_groups} layer groups)"
-            )
-        if sampling.n > self.options.max_running:
-            raise RequestError(f"n={sampling.n} choices run together, but max_running is {self.options.max_running}")
+        return self._intake.encode(prompt)
 
     def _check_open(self) -> None:
         if not self._is_open:
@@ -208,7 +184,12 @@ class Engine:
         return len(self._waiting)
 
     def generate(
-        self, prompts: Iterable[Prompt], sampling: Sampling | List[Sampling] = _NO_SAMPLING, *, scope: Scope = _NO_SCOPE
+        self,
+        prompts: Iterable[Prompt],
+        sampling: Sampling | List[Sampling] = _NO_SAMPLING,
+        *,
+        scope: Scope = _NO_SCOPE,
+        ended: EndedBy | None = None,
     ) -> Iterator[Completion]:
         """Runs all prompts and yields each choice when it has finished. ``completion.index`` is the prompt's place.
 
@@ -216,47 +197,23 @@ class Engine:
         prompts can never run; if ``prompts`` is a stream, then when its turn comes, and the others are cancelled.
         """
         if isinstance(prompts, List):
-            prompts = self._check_all(prompts, sampling)
-        feed = enumerate(prompts)
-        mine: dict[int, Request] = {}
-        done = False
-        try:
-            while not done or mine:
-                while not done and self.num_waiting < self.options.max_waiting:
-                    item = next(feed, None)
-                    if item is None:
-                        done = True
-                        break
-                    index, prompt = item
-                    own = sampling if isinstance(sampling, Sampling) else sampling[index]
-                    request = self.submit(prompt, own, scope=scope, index=index)
-                    mine[request.id] = request
-                if self.has_work:  # perhaps only that of others, who fill the queue
-                    self.step()
-                for request in [r for r in mine.values() if r.is_finished]:
-                    del mine[request.id]
-                    yield from request.completions()
-        finally:
-            for request_id in mine:
-                self.cancel(request_id)
-
-    def _check_all(self, prompts: List[Prompt], sampling: Sampling | List[Sampling]) -> list["array[int]"]:
-        each = [sampling] * len(prompts) if isinstance(sampling, Sampling) else sampling
-        if len(each) != len(prompts):
-            raise ConfigError(f"{len(prompts)} prompts need as many sampling options, or one for all, not {len(each)}")
-        encoded = [self.encode(prompt) for prompt in prompts]
-        for ids, own in zip(encoded, each, strict=True):
-            self._check(ids, own)
-        return encoded
+            prompts = self._intake.check_all(prompts, sampling)
+        yield from answers(self, prompts, sampling, scope, ended)
 
     def stream(
-        self, prompt: Prompt, sampling: Sampling = _NO_SAMPLING, *, priority: int = 0, scope: Scope = _NO_SCOPE
+        self,
+        prompt: Prompt,
+        sampling: Sampling = _NO_SAMPLING,
+        *,
+        priority: int = 0,
+        scope: Scope = _NO_SCOPE,
+        ended: EndedBy | None = None,
     ) -> Iterator[TokenEvent]:
         """Runs one prompt, beside whatever else is queued or streamed, and yields its tokens.
 
         Each choice ends with an event that has a ``finish_reason``. Leaving early cancels the request.
         """
-        request = self.submit(prompt, sampling, priority=priority, scope=scope)
+        request = self.submit(prompt, sampling, priority=priority, scope=scope, ended=ended)
         events = self._streams[request.id] = deque()
         try:
             while events or not request.is_finished:
@@ -351,7 +308,10 @@ class Engine:
             publish_until=publish_until,
             came_up=self.loading.leave(branch),
         )
+        if branch.request.matched is None:
+            branch.request.matched = branch.sequence.prefix_tokens
         branch.sequence.prompt_tokens = len(branch.request.prompt)  # of what is known, some may be output
+        branch.sequence.matched_tokens = branch.request.matched  # what is found of what it lost itself doesn't count
         found = {tier: tokens for tier, tokens in branch.sequence.prefix_by_tier.items() if tokens}
         if branch.prefix_by_tier is None:
             branch.prefix_by_tier = found
@@ -426,36 +386,12 @@ class Engine:
             self._running[twin.key] = twin
 
     def _take(self, branch: Branch, result: SampledToken | SamplingFailure) -> TokenEvent:
-        if isinstance(result, SamplingFailure):
-            self._finish(branch, FinishReason.ERROR, result.reason)
-            return branch.event(None, "")
-        sampling = branch.sampler.sampling
-        token = result.token
-        branch.output.append(token)
-        branch.sampler.history.append(token)
-        if sampling.logprobs is not None:
-            branch.logprobs.append(result)
-        self._generated_tokens += 1
-        text = ""
-        if token in sampling.stop_token_ids or (token in self._parts.end_tokens and not sampling.ignore_eos):
-            text = self._finish(branch, FinishReason.STOP)
-            return branch.event(result, text)
-        if branch.detokenizer is not None:
-            try:
-                delta = branch.detokenizer.push(token)
-            except Exception as error:  # a tokenizer that does not know all of the model's tokens
-                self._finish(branch, FinishReason.ERROR, f"the tokenizer can't decode token {token}: {error}")
-                return branch.event(result, "")
-            text = delta.text
-            branch.text.append(text)
-            if delta.finished_by is not None:
-                self._finish(branch, FinishReason.STOP)
-                return branch.event(result, text)
-        if len(branch.output) >= sampling.max_tokens or branch.num_known > branch.request.limit:
-            text += self._finish(branch, FinishReason.LENGTH)
-        else:
-            branch.running_sequence.append(token)
-        return branch.event(result, text)
+        taken = take(branch, result, self._parts.end_tokens)
+        self._generated_tokens += taken.sampled is not None
+        text = taken.text
+        if taken.ended is not None:
+            text += self._finish(branch, taken.ended, taken.error)
+        return branch.event(taken.sampled, text)
 
     def _deliver(self, event: TokenEvent) -> None:
         """To whoever streams its request, if anybody does."""
@@ -464,23 +400,31 @@ class Engine:
 
     def _finish(self, branch: Branch, reason: FinishReason, error: str = "") -> str:
         """Ends a branch, gives its pages back and returns the text that was held back."""
+        branch.finish_reason = reason
+        branch.error = error
+        rest = ""
+        try:
+            if branch.detokenizer is not None and reason is not FinishReason.ERROR:
+                rest = branch.detokenizer.flush().text
+                branch.text.append(rest)
+            branch.stop = self._endings.reason(branch)
+        finally:
+            self._leave(branch)
+        return rest
+
+    def _leave(self, branch: Branch) -> None:
         if branch.sequence is not None:
-            branch.sequence.free()
+            branch.sequence.free(branch.stop)
             branch.sequence = None
         for group in (self._running, self._waiting, self._forking):
             group.pop(branch.key, None)
         self.loading.leave(branch)
         branch.move(BranchState.FINISHED)
-        branch.finish_reason = reason
-        branch.error = error
-        rest = ""
-        if branch.detokenizer is not None and reason is not FinishReason.ERROR:
-            rest = branch.detokenizer.flush().text
-            branch.text.append(rest)
         request = branch.request
         if request.is_finished and self._requests.pop(request.id, None) is not None:
             self._finished += 1
-        return rest
+            if self._recording is not None:
+                self._recording.ended(request, branch.stop)
 
     # -- the engine as a whole ----------------------------------------------------------------------------------
 

@@ -19,14 +19,19 @@ from array import array
 from collections.abc import Sequence as List
 from dataclasses import dataclass, field
 from enum import Enum
+from typing import TYPE_CHECKING
 
 from kvpager.cache.sequence import Sequence
 from kvpager.engine.detokenizer import Detokenizer
 from kvpager.engine.sampling import SampledToken, SamplerRow, TokenLogprob
 from kvpager.engine.sampling_params import Sampling
 from kvpager.errors import InvariantError
+from kvpager.eviction.policy import StopReason
 from kvpager.prefix.hashing import Scope
 from kvpager.types import TierKind
+
+if TYPE_CHECKING:
+    from kvpager.engine.endings import EndedBy
 
 
 class BranchState(Enum):
@@ -111,6 +116,7 @@ class Branch:
     waited: int = 0  # scheduling passes since it was last put into the queue, or before
     rank: int = 0  # importance while running: its priority, raised by waiting
     finish_reason: FinishReason | None = None
+    stop: StopReason = StopReason.UNKNOWN
     error: str = ""
 
     def move(self, state: BranchState) -> None:
@@ -160,7 +166,9 @@ class Branch:
 @dataclass(slots=True, eq=False)
 class Request:
     """``priority``: higher goes first; waiting raises it, so nobody waits for ever. ``limit``: tokens at most, with
-    the prompt, by the model's context and the pool."""
+    the prompt, by the model's context and the pool. ``ended``: says why a choice ended. ``matched``: tokens of the
+    prompt that were found when it first started; None before. ``came``: when it was submitted, in the engine's seconds.
+    """
 
     id: int
     index: int
@@ -169,6 +177,9 @@ class Request:
     priority: int
     scope: Scope
     limit: int
+    ended: "EndedBy | None" = None
+    matched: int | None = None
+    came: float = 0.0
     branches: list[Branch] = field(default_factory=list)
 
     @property

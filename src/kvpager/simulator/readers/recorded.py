@@ -26,7 +26,8 @@ def read_recorded(lines: Lines, page_tokens: int | None = None) -> Trace:
         ids = _hashes(record)
         if not input_tokens // own <= len(ids) <= -(-input_tokens // own):
             raise ValueError(f"{len(ids)} pages do not fit {input_tokens} tokens in pages of {own}")
-        whole(record, "matched", most=len(ids))
+        if record["matched"] is not None:
+            whole(record, "matched", most=len(ids))
         stop = record["stop"]
         if stop not in STOP_NAMES:
             raise ValueError(f"'stop' must be one of {', '.join(STOP_NAMES)}")

@@ -1,0 +1,88 @@
+"""What comes in: prompts become token ids, and a request that can never run is refused before it is queued.
+
+Knows the model's limits and its tokenizer, no queue and no cache.
+"""
+
+from array import array
+from collections.abc import Sequence as List
+from random import Random
+
+from kvpager.cache.sequence import token_array
+from kvpager.config import Options
+from kvpager.engine.detokenizer import Detokenizer
+from kvpager.engine.request import Branch, BranchState, Request
+from kvpager.engine.sampling import SamplerRow, TokenCounts
+from kvpager.engine.sampling_params import Sampling
+from kvpager.engine.setup import EngineParts
+from kvpager.errors import ConfigError, RequestError
+
+Prompt = str | List[int]
+
+_CONTEXT_TOKENS = 6  # of the prompt, for the detokenizer
+
+
+class Intake:
+    def __init__(self, parts: EngineParts, options: Options) -> None:
+        self._parts = parts
+        self._options = options
+        self._next_branch = 0
+        self._random = Random(options.seed)
+
+    def encode(self, prompt: Prompt) -> "array[int]":
+        """Token ids of a prompt. Texts go through the tokenizer, with its special tokens."""
+        if isinstance(prompt, str):
+            if self._parts.tokenizer is None:
+                raise ConfigError("this model has no tokenizer: give token ids")
+            ids: List[int] = self._parts.tokenizer.encode(prompt)
+        else:
+            ids = prompt
+        try:
+            return token_array(ids)
+        except ConfigError as error:
+            raise RequestError(f"the prompt can't be used: {error}") from None
+
+    def check(self, ids: "array[int]", sampling: Sampling) -> None:
+        """Raises RequestError, with the limit, for a request that can never run."""
+        parts, layout = self._parts, self._parts.limits.layout
+        if len(ids) == 0:
+            raise RequestError("the prompt has no tokens; give at least one")
+        if max(ids) >= parts.vocab_size:
+            raise RequestError(f"token id {max(ids)} is not in the vocabulary (0 to {parts.vocab_size - 1})")
+        sampling.check_vocabulary(parts.vocab_size)
+        if sampling.stop and parts.tokenizer is None:
+            raise RequestError("stop strings need a tokenizer; use stop_token_ids")
+        if len(ids) > parts.max_tokens:
+            raise RequestError(
+                f"the prompt has {len(ids)} tokens, but at most {parts.max_tokens} fit (model context "
+                f"{parts.max_context}, pool {parts.cache.pool.num_blocks} blocks of "
+                f"{layout.page_size} tokens over {layout.num_groups} layer groups)"
+            )
+        if sampling.n > self._options.max_running:
+            raise RequestError(f"n={sampling.n} choices run together, but max_running is {self._options.max_running}")
+
+    def check_all(self, prompts: List[Prompt], sampling: Sampling | List[Sampling]) -> list["array[int]"]:
+        """The token ids of a list of prompts, each of which can run."""
+        each = [sampling] * len(prompts) if isinstance(sampling, Sampling) else sampling
+        if len(each) != len(prompts):
+            raise ConfigError(f"{len(prompts)} prompts need as many sampling options, or one for all, not {len(each)}")
+        encoded = [self.encode(prompt) for prompt in prompts]
+        for ids, own in zip(encoded, each, strict=True):
+            self.check(ids, own)
+        return encoded
+
+    def add_branches(self, request: Request) -> None:
+        """One branch per choice: the first waits, the others are forked from it."""
+        ids, sampling = request.prompt, request.sampling
+        seed = self._random.getrandbits(64) if sampling.seed is None else None
+        for choice in range(sampling.n):
+            own = sampling.child(choice)
+            drawn = own.seed if own.seed is not None else (seed or 0) + choice
+            history = TokenCounts(ids if own.has_penalties else ())
+            detokenizer = None
+            if self._parts.tokenizer is not None:
+                context = ids[-_CONTEXT_TOKENS:].tolist()
+                detokenizer = Detokenizer(self._parts.tokenizer, own.stop, context=context)
+            row = SamplerRow(sampling=own, history=history, seed=drawn)
+            state = BranchState.FORKING if choice else BranchState.WAITING
+            request.branches.append(Branch(request, choice, self._next_branch, row, detokenizer, state))
+            self._next_branch += 1
