@@ -12,6 +12,7 @@ from kvpager.cache.fault import FaultLog
 from kvpager.cache.lower_pages import LowerPages
 from kvpager.cache.paged_cache import PagedCache
 from kvpager.cache.reclaim import Reclaimer, Watermarks
+from kvpager.cache.retention import Retainer
 from kvpager.config import parse_size, resolve_host_capacity
 from kvpager.config.tiers import DiskTier, HostTier, TierOptions, check_order
 from kvpager.errors import ConfigError
@@ -64,6 +65,7 @@ def open_cache(
     match_inside_pages: bool = True,
     fingerprint: bytes = b"",
     rewind: int = 0,
+    pinned_share: float = 0.5,
     debug: bool = False,
     clock: Clock = time.perf_counter,
     arena: Arena | None = None,
@@ -82,7 +84,8 @@ def open_cache(
     cache/reclaim.py; by default there is no background reclaim, since dropping a page early gains nothing while there
     is no lower tier to write it to. ``match_inside_pages``: prefix hits may end inside a page. ``fingerprint``: names
     the model's weights, part of every content key and of what tiers write beside each page. ``rewind``: tokens a
-    sequence computed that ``truncate`` may take back after a sliding window has moved on. ``debug``: freed blocks are
+    sequence computed that ``truncate`` may take back after a sliding window has moved on. ``pinned_share``: of
+    the pool, that retentions may pin at most. ``debug``: freed blocks are
     overwritten with NaN. ``arena`` replaces the device's memory.
 
     Raises ConfigError where the capacity holds no block, for an unknown eviction policy, or for a tier that can't be
@@ -116,6 +119,7 @@ def open_cache(
         match_inside_pages=match_inside_pages,
         rewind=rewind,
     )
+    cache.retention = Retainer(cache, clock, partial(make_policy, clock=clock), pinned_share)
     if tiers:
         if not fingerprint and not all(isinstance(tier, HostTier) for tier in tiers):
             raise ConfigError(

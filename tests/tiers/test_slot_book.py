@@ -89,7 +89,7 @@ def test_a_child_that_was_forgotten_or_never_came_leaves_its_parent_where_it_was
 
 def test_in_a_full_tier_of_long_prefixes_a_store_looks_at_few_pages() -> None:
     book = book_with_chain(500, 500)
-    policy = book._policy
+    policy = book.policy
     assert isinstance(policy, CountingLRU)
     policy.asked = 0
     for number in range(400):

@@ -23,6 +23,7 @@ def check_cache(cache: "PagedCache") -> None:
     for seq in cache.sequences.values():
         _check_sequence(cache, seq)
     _check_sharing(cache)
+    cache.retention.check()
 
 
 def _check_counts(cache: "PagedCache") -> None:

@@ -1,15 +1,18 @@
 """Which cached blocks may go: keeps the eviction policy told of what is used, let go and evictable.
 
 A block may go when it is cached and no other page needs it: in a full-attention group that is a leaf of the prefix
-tree, in a windowed group any page, since later ones don't need it. It knows states and the tree, but no order.
+tree, in a windowed group any page, since later ones don't need it. One that a retention pins (``pool.kept``) may not.
+It knows states and the tree, but no order.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Protocol
 
 import numpy as np
 
 from kvpager.errors import InvariantError
-from kvpager.eviction.policy import EvictionPolicy, Use
+from kvpager.eviction.policy import NO_USE, EvictionPolicy, Use
 from kvpager.memory.block_pool import BlockPool
 from kvpager.memory.layout import KVLayout
 from kvpager.prefix.hashing import block_key
@@ -17,6 +20,18 @@ from kvpager.prefix.index import PrefixIndex
 from kvpager.types import NodeId
 
 _NO_KEYS = np.empty(0, np.uint64)
+
+
+class Retains(Protocol):
+    """What retentions have to say of blocks; cache/retention.py answers."""
+
+    def entered(self, blocks: list[int], tenants: Sequence[str]) -> None: ...
+
+    def left(self, blocks: np.ndarray) -> None: ...
+
+    def moved(self, source: int, target: int) -> None: ...
+
+    def uses(self, blocks: np.ndarray, use: Use, *, is_ours: bool) -> Iterator[tuple[np.ndarray, Use]]: ...
 
 
 class Evictable:
@@ -29,13 +44,17 @@ class Evictable:
         self._has_full_group = not all(self._has_window)
         self._always = not self._has_full_group  # every block may go as soon as it is cached
         self.policy = policy
+        self.retains: Retains | None = None  # once something is retained
+        self.pins_yield = False  # nothing else is left: pinned blocks may go too
 
     # -- what happened to blocks --------------------------------------------------------------------------------
 
-    def entered(self, blocks: list[int]) -> None:
-        """These became findable."""
+    def entered(self, blocks: list[int], tenants: Sequence[str] = ()) -> None:
+        """These became findable. ``tenants``: who computed each, where somebody did."""
         if blocks:
             self.policy.enter(np.array(blocks), self._keys(blocks) if self.policy.uses_keys else _NO_KEYS)
+            if self.retains is not None:
+                self.retains.entered(blocks, tenants)
 
     def hit(self, blocks: np.ndarray) -> None:
         """A request found these."""
@@ -49,13 +68,13 @@ class Evictable:
         """A sequence let go of a run of its pages in one layer group, the last one first. ``unmapped``: those that are
         findable and that nobody maps any more; ``cached``: those of them that no transfer or step holds."""
         if len(unmapped):
-            self.policy.release(unmapped, use)
+            self._release(unmapped, use, is_ours=True)
         if len(cached):
             self._offer_run(cached)
 
     def arrived(self, cached: np.ndarray) -> None:
         """Pages of one prefix that nobody has used here yet are cached, the last one first."""
-        self.policy.release(cached, Use())
+        self._release(cached, NO_USE, is_ours=False)
         self.settled(cached)
 
     def got_child(self, node: NodeId) -> None:
@@ -72,11 +91,19 @@ class Evictable:
         """Nothing holds these cached blocks any more; they count from their last use."""
         may_go = [block for block in cached.tolist() if self.is_needed_by_none(block)]
         if may_go:
-            self.policy.offer(np.array(may_go))
+            self._offer(np.array(may_go))
 
     def left(self, blocks: np.ndarray) -> None:
         """The content of these is gone."""
         self.policy.leave(blocks)
+        if self.retains is not None:
+            self.retains.left(blocks)
+
+    def moved(self, source: int, target: int) -> None:
+        """The content of block ``source`` lies in ``target`` now."""
+        self.policy.move(source, target)
+        if self.retains is not None:
+            self.retains.moved(source, target)
 
     def lost_child(self, node: NodeId) -> None:
         """A page below ``node`` is gone: if it was the last, the page of ``node`` may go too."""
@@ -84,7 +111,19 @@ class Evictable:
             return
         blocks = np.array([block for block in self._index.blocks_of(node) if not self._in_window(block)], np.int64)
         if len(blocks):
-            self.policy.offer(blocks[self._pool.is_cached(blocks)])
+            self._offer(blocks[self._pool.is_cached(blocks)])
+
+    @contextmanager
+    def pins_yielding(self) -> Iterator[None]:
+        """Inside, pinned blocks are evictable as others are."""
+        kept = np.flatnonzero(self._pool.kept)
+        self.pins_yield = True
+        try:
+            self.settled(kept[self._pool.is_cached(kept)])
+            yield
+        finally:
+            self.pins_yield = False
+            self.policy.withdraw(np.flatnonzero(self._pool.kept))
 
     # -- questions ----------------------------------------------------------------------------------------------
 
@@ -96,9 +135,17 @@ class Evictable:
         """A block that may go, and what nobody could reach without it."""
         return [block] if self._in_window(block) else self._index.blocks_of(self._index.node_of_block(block))
 
+    def with_dependants(self, blocks: list[int]) -> list[int]:
+        """These and what nobody could reach without them, children before parents."""
+        index = self._index
+        nodes = {index.node_of_block(block) for block in blocks if not self._in_window(block)}
+        found = [block for node in index.with_descendants(nodes) for block in index.blocks_of(node)]
+        return [*found, *set(blocks).difference(found)]
+
     def may_go(self, block: int) -> bool:
         """Whether a published block is evictable."""
-        return bool(self._pool.is_cached(np.array([block]))[0]) and self.is_needed_by_none(block)
+        is_cached, is_kept = self._pool.is_cached(np.array([block]))[0], self._pool.kept[block] and not self.pins_yield
+        return bool(is_cached and not is_kept) and self.is_needed_by_none(block)
 
     def is_needed_by_none(self, block: int) -> bool:
         """Whether no other page is unreachable without this one."""
@@ -107,13 +154,26 @@ class Evictable:
     def _in_window(self, block: int) -> bool:
         return self._always or self._has_window[self._index.group_of_block(block)]
 
+    def _release(self, blocks: np.ndarray, use: Use, *, is_ours: bool) -> None:
+        if self.retains is None:
+            self.policy.release(blocks, use)
+            return
+        for some, theirs in self.retains.uses(blocks, use, is_ours=is_ours):
+            self.policy.release(some, theirs)
+
+    def _offer(self, blocks: np.ndarray) -> None:
+        if self.retains is not None and not self.pins_yield:
+            blocks = blocks[~self._pool.kept[blocks]]
+        if len(blocks):
+            self.policy.offer(blocks)
+
     def _offer_run(self, cached: np.ndarray) -> None:
         """Of a run of a full-attention group only the last page can be a leaf: the others have the next one."""
         first = int(cached[0])
         if self._in_window(first):
-            self.policy.offer(cached)
+            self._offer(cached)
         elif self._index.is_leaf(self._index.node_of_block(first)):
-            self.policy.offer(cached[:1])
+            self._offer(cached[:1])
 
     def _keys(self, blocks: Iterable[int]) -> np.ndarray:
         index = self._index
@@ -124,6 +184,7 @@ class Evictable:
         """Raises InvariantError unless exactly the evictable blocks are offered to the policy."""
         published = self._index.all_blocks()
         cached = published[self._pool.is_cached(published)]
-        self.policy.check(np.array([each for each in cached.tolist() if self.is_needed_by_none(each)], np.int64))
-        if len(cached) and self.policy.victim() is None and self._pool.counts().moving == 0 == self._pool.counts().used:
+        loose = cached[~self._pool.kept[cached]]
+        self.policy.check(np.array([each for each in loose.tolist() if self.is_needed_by_none(each)], np.int64))
+        if len(loose) and self.policy.victim() is None and self._pool.counts().moving == 0 == self._pool.counts().used:
             raise InvariantError("blocks are cached, and none of them may go")

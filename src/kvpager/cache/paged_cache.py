@@ -18,6 +18,7 @@ from kvpager.cache.lower_pages import LowerPages
 from kvpager.cache.prefix_match import PrefixMatch, PrefixMatcher, first_visible_page, page_labels
 from kvpager.cache.reclaim import Reclaimer
 from kvpager.cache.resize import resize_pool
+from kvpager.cache.retention import Retainer, Retention
 from kvpager.cache.sequence import Sequence, token_array
 from kvpager.cache.sequence_rows import SequenceRows
 from kvpager.cache.statistics import CacheStatistics, PrefixCounts
@@ -84,8 +85,10 @@ class PagedCache:
         self._hits_by_tier = dict.fromkeys(TierKind, 0)
         self._deduplicated = 0
         self._is_closed = False
+        self.pins_yield = False  # nothing else is left: whoever needs blocks may drop pinned pages
         self.epoch = 0  # of the index: how often everything in it was forgotten
         self.lower: LowerPages | None = None  # the tiers below the device, where there are any
+        self.retention: Retainer  # set by whoever opens the cache, as it needs a clock
         self.sessions: SessionFiles | None = None  # where named sessions are kept, if a tier outlives the process
 
     # -- questions ----------------------------------------------------------------------------------------------
@@ -101,9 +104,9 @@ class PagedCache:
 
     @property
     def num_available(self) -> int:
-        """Blocks a call could get: free, or reclaimable."""
+        """Blocks a call could get: free, or reclaimable; pinned ones too while ``pins_yield``."""
         counts = self.pool.counts()
-        return counts.free + counts.cached
+        return counts.free + (counts.cached if self.pins_yield else self._reclaimer.num_reclaimable)
 
     @property
     def min_watermark(self) -> int:
@@ -122,7 +125,8 @@ class PagedCache:
     def num_revived_blocks(self, match: PrefixMatch) -> int:
         """Blocks of a match that are cached: mapping them takes them from what is available."""
         nodes = match.nodes if match.inside is None else (*match.nodes, match.inside)
-        return self._num_cached(nodes, match)
+        blocks = self._match_blocks(nodes, match)
+        return int((self.pool.is_cached(blocks) & (self.pins_yield | ~self.pool.kept[blocks])).sum())
 
     def _num_cached(self, nodes: List[NodeId], match: PrefixMatch) -> int:
         return int(self.pool.is_cached(self._match_blocks(nodes, match)).sum())
@@ -164,6 +168,7 @@ class PagedCache:
             block_bytes=self.layout.block_bytes,
             tiers=() if self.lower is None else tuple(tier.statistics() for tier in self.lower.migration.tiers),
             migration=None if self.lower is None else self.lower.migration.statistics(),
+            retention=self.retention.statistics(),
         )
 
     def _waste(self, live: np.ndarray) -> int:
@@ -188,6 +193,7 @@ class PagedCache:
         max_prefix: int | None = None,
         publish_until: int | None = None,
         came_up: Mapping[int, TierKind] | None = None,
+        retain: Iterable[Retention] = (),
     ) -> Sequence:
         """A new sequence. With token ids, pages whose content is known are mapped at once (``prefix_tokens``).
 
@@ -195,7 +201,8 @@ class PagedCache:
         (``lower.promote``) and says which ``came_up``, perhaps none, and from where (``Promotion.page_tier``): then
         what is on the device counts, and nothing is waited for.
         ``max_prefix``: reuse at most so many tokens. ``publish_until``: publish only pages that end at or before this
-        position (None: all). Without token ids the sequence is written by hand and shares nothing by content.
+        position (None: all). ``retain``: see cache/retention.py; ``seq.retained`` answers. Without token ids the
+        sequence is written by hand and shares nothing by content.
         """
         ids = None if tokens is None else token_array(tokens)
         if ids is not None and len(ids) == 0:
@@ -219,6 +226,7 @@ class PagedCache:
             self._lookups += 1
             self._prompt_tokens += len(ids)
             self._hit_tokens += seq.prefix_tokens
+        self.retention.bind(seq, retain)
         return seq
 
     def content_keys(self, tokens: Iterable[int], scope: Scope = ANY_SCOPE) -> list[ContentKey]:
@@ -284,6 +292,7 @@ class PagedCache:
         for table in twin.tables:
             self.pool.retain(table.mapped_blocks())
         self.sequences[row] = twin
+        self.retention.bind(twin, seq.wishes)
         return twin
 
     def free(self, sequences: Iterable[Sequence]) -> None:
@@ -297,6 +306,7 @@ class PagedCache:
             for table in seq.tables:
                 self._give_back(seq, table.mapped_blocks()[::-1])
             self._forget(seq)
+        self.retention.let_go(sequences)
 
     def _forget(self, seq: Sequence) -> None:
         if seq._root is not None:
@@ -424,8 +434,10 @@ class PagedCache:
 
     def _take(self, needed: int) -> np.ndarray:
         if not self._reclaimer.make_free(needed) and not self._wait_for_free(needed):
-            counts = self.pool.counts()
-            raise OutOfBlocks(needed, counts.free, counts.pinned, counts.cached, counts.total)
+            may_yield = self.pins_yield or len(self.sequences) <= 1  # nobody else could make room
+            if not may_yield or not self._reclaimer.make_free_of_pins(needed):
+                counts, reclaimable = self.pool.counts(), self._reclaimer.num_reclaimable
+                raise OutOfBlocks(needed, counts.free, counts.pinned, reclaimable, counts.total)
         return self.pool.allocate(needed)
 
     def _wait_for_free(self, needed: int) -> bool:
@@ -505,6 +517,7 @@ class PagedCache:
             self._settle_all_that_can()
         if self.lower is not None:
             self.lower.collect()
+        self.retention.tick()
         self._reclaimer.run_background()
 
     def _settle_all_that_can(self) -> None:
@@ -566,6 +579,7 @@ class PagedCache:
     def _publish(self, sequences: List[Sequence], pages: List[int]) -> None:
         """Makes each sequence's full pages up to ``pages`` findable; content that is findable already is shared."""
         fresh: list[int] = []
+        tenants: list[str] = []
         for seq, stop in zip(sequences, pages, strict=True):
             first = int(self.rows.published[seq.row])
             tokens, node = seq.tokens, seq._node
@@ -584,8 +598,11 @@ class PagedCache:
                         self._share_instead(seq, group, page, block, known)
             seq._node = node
             self.rows.published[seq.row] = stop
+            tenants += [seq.tenant] * (len(fresh) - len(tenants))
         self.pool.publish(np.array(fresh, np.int32))
-        self.evictable.entered(fresh)
+        self.evictable.entered(fresh, tenants)
+        for seq in sequences if self.retention.is_used else ():
+            self.retention.grown(seq)
         if self.lower is not None:
             self.lower.published(fresh)
 
@@ -650,6 +667,12 @@ class PagedCache:
         self._fingerprint = fingerprint
         self._root_keys.clear()
 
+    def tick(self) -> int:
+        """Time has passed while no step ran: what has run out goes. Returns how many blocks became free."""
+        if self.lower is not None:
+            self.lower.collect()
+        return self.retention.tick()
+
     # -- named sessions -----------------------------------------------------------------------------------------
 
     def save_session(self, name: str, tokens: Iterable[int], scope: Scope = ANY_SCOPE, note: str = "") -> None:
@@ -690,6 +713,7 @@ class PagedCache:
         if self._open_steps:
             raise ConfigError("a step is still open; leave it before closing the cache")
         self.free(list(self.sequences.values()))
+        self.retention.close()
         if self.lower is not None and not self._is_closed:
             self.lower.close(_CLOSE_SECONDS)
         self._is_closed = True

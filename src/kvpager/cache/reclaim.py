@@ -79,6 +79,7 @@ class Reclaimer:
         self.watermarks = watermarks
         self._background = 0
         self._direct = 0
+        self.pins_yielded = 0  # pinned pages dropped because nothing else was left
         self.below: Below | None = None
 
     def counts(self) -> ReclaimCounts:
@@ -86,8 +87,9 @@ class Reclaimer:
 
     @property
     def num_reclaimable(self) -> int:
-        """Blocks that reclaim could free."""
-        return self._pool.counts().cached
+        """Blocks that reclaim could free: cached, and not pinned."""
+        cached = self._pool.counts().cached
+        return cached if self._evictable.retains is None else cached - self._pool.num_kept
 
     def make_free(self, needed: int) -> bool:
         """Direct reclaim until ``needed`` blocks are free. False, with nothing dropped, if that can't be reached."""
@@ -97,6 +99,18 @@ class Reclaimer:
         if missing > self.num_reclaimable:
             return False
         self._direct += self._drop(missing)
+        return self._pool.num_free >= needed
+
+    def make_free_of_pins(self, needed: int) -> bool:
+        """``make_free`` where nothing else is left: pinned pages go too, after all others."""
+        missing = needed - self._pool.num_free
+        kept = self._pool.num_kept
+        if self._evictable.retains is None or kept == 0 or missing > self._pool.counts().cached:
+            return False
+        self._direct += self._drop(min(missing, self.num_reclaimable))
+        with self._evictable.pins_yielding():
+            self._direct += self._drop(needed - self._pool.num_free)
+        self.pins_yielded += kept - self._pool.num_kept
         return self._pool.num_free >= needed
 
     def run_background(self) -> None:
@@ -162,6 +176,28 @@ class Reclaimer:
             ):
                 self._evict([block])
         return self._index.num_entries < before
+
+    def evict(self, block: int) -> None:
+        """Drops one block that may go, whether blocks are short or not."""
+        self._direct += self._evict([block])
+
+    def forget(self, blocks: Iterable[int]) -> int:
+        """Drops what nobody maps of findable blocks, given children before parents, and overwrites it; nothing is saved
+        below. Blocks that a transfer holds are free when it has ended. Returns how many are free at once."""
+        index, gone = self._index, [block for block in blocks if self._pool.refcount[block] == 0]
+        ids = np.array(gone, np.int32)
+        if not gone:
+            return 0
+        self._pool.arena.fill(ids[self._pool.is_cached(ids)], 0)
+        self._evictable.left(ids)
+        parents = []
+        for block in gone:
+            parents.append(index.parent(index.node_of_block(block)))
+            index.detach(block)
+        freed = self._pool.unpublish(ids)
+        for parent in parents:
+            self._evictable.lost_child(parent)
+        return len(freed)
 
     def _evict(self, blocks: Iterable[int]) -> int:
         """Frees blocks that may go, and what becomes unreachable with them; returns how many became free."""

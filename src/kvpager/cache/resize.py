@@ -27,7 +27,9 @@ def resize_pool(cache: "PagedCache", num_blocks: int) -> None:
     if live > num_blocks:
         raise OutOfBlocks(live, num_blocks, counts.pinned, counts.cached, counts.total)
     if num_blocks < pool.num_blocks:
-        cache._reclaimer.make_free(pool.num_blocks - num_blocks)
+        excess = pool.num_blocks - num_blocks
+        if not cache._reclaimer.make_free(excess):
+            cache._reclaimer.make_free_of_pins(excess)
         _move_below(cache, num_blocks)
     pool.resize(num_blocks)
     cache.index.resize(num_blocks)
@@ -46,7 +48,7 @@ def _move_below(cache: "PagedCache", num_blocks: int) -> None:
     pool.move(sources, targets)
     for at, (source, target) in enumerate(zip(sources.tolist(), targets.tolist(), strict=True)):
         if indexed[at]:
-            cache.evictable.policy.move(source, target)
+            cache.evictable.moved(source, target)
             cache.index.move(source, target)
     new_ids = np.arange(pool.num_blocks, dtype=np.int32)
     new_ids[sources] = targets

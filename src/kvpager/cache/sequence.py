@@ -23,6 +23,7 @@ from kvpager.types import NodeId, TierKind
 
 if TYPE_CHECKING:
     from kvpager.cache.paged_cache import PagedCache
+    from kvpager.cache.retention import Retained, Retention
 
 MAX_TOKEN_ID = 2**31 - 1
 
@@ -55,12 +56,14 @@ class Sequence:
         "prefix_tokens",
         "priority",
         "prompt_tokens",
+        "retained",
         "row",
         "scope",
         "stop",
         "tables",
         "tenant",
         "tokens",
+        "wishes",
     )
 
     def __init__(self, cache: "PagedCache", row: int, tokens: "array[int] | None", scope: Scope) -> None:
@@ -77,6 +80,8 @@ class Sequence:
         self.stop = StopReason.UNKNOWN
         self.priority = DEFAULT_PRIORITY
         self.tenant = scope.salt
+        self.wishes: tuple[Retention, ...] = ()  # what it was asked to retain
+        self.retained: tuple[Retained, ...] = ()  # and the answers
         self._node: NodeId | None = None  # the node of the last published page, or the scope's root
         self._root: NodeId | None = None
 

@@ -4,6 +4,7 @@ from dataclasses import dataclass
 
 from kvpager.cache.fault import FaultCount
 from kvpager.cache.reclaim import ReclaimCounts
+from kvpager.cache.retention import RetentionStatistics
 from kvpager.cache.tier_lines import tier_lines
 from kvpager.memory.block_pool import PoolCounts
 from kvpager.tiers.migration import MigrationStatistics
@@ -47,6 +48,7 @@ class CacheStatistics:
     block_bytes: int
     tiers: tuple[TierStatistics, ...] = ()  # below the device, the nearest first
     migration: MigrationStatistics | None = None
+    retention: RetentionStatistics | None = None  # None where nothing was ever retained
 
     def __str__(self) -> str:
         b = self.blocks
@@ -59,7 +61,9 @@ class CacheStatistics:
             f"prefix   {self.prefix.hit_tokens} of {self.prefix.prompt_tokens} prompt tokens found "
             f"({self.prefix.hit_rate:.0%}), {self.published_blocks} blocks findable\n"
             f"faults   {faults}\n"
-            f"reclaim  {self.reclaim.background} background, {self.reclaim.direct} direct" + self._tiers()
+            f"reclaim  {self.reclaim.background} background, {self.reclaim.direct} direct"
+            + ("" if self.retention is None else f"\n{self.retention}")
+            + self._tiers()
         )
 
     def _tiers(self) -> str:

@@ -5,7 +5,8 @@ Two counts per block, both exact:
     refcount  page-table entries that name the block
     pins      holds by open steps and transfers, which forbid giving the block out again
 
-and one bit, ``indexed``: the prefix index can find its content. State follows from them (memory/block.py):
+and two bits. ``indexed``: the prefix index can find its content. ``kept``: a retention pins its content, so reclaim
+looks elsewhere; that changes no state. State follows from the others (memory/block.py):
 refcount > 0 is USED; otherwise pins > 0 is MOVING; otherwise indexed is CACHED; otherwise FREE.
 
 Every call takes a batch and costs O(blocks in the batch), and either does all of it or raises and changes nothing.
@@ -69,6 +70,7 @@ class BlockPool:
         self.refcount = np.zeros(self.num_blocks, np.int32)
         self.pins = np.zeros(self.num_blocks, np.int32)
         self.indexed = np.zeros(self.num_blocks, np.bool_)
+        self.kept = np.zeros(self.num_blocks, np.bool_)
         self._states = np.full(self.num_blocks, BlockState.FREE, np.uint8)
         self._counts = np.zeros(len(BlockState), np.int64)
         self._counts[BlockState.FREE] = self.num_blocks
@@ -101,6 +103,11 @@ class BlockPool:
     def is_cached(self, ids: np.ndarray) -> np.ndarray:
         """Bool per block: unmapped, unheld and findable."""
         return self._states[ids] == _CACHED
+
+    @property
+    def num_kept(self) -> int:
+        """Cached blocks that a retention pins. O(blocks)."""
+        return int(np.count_nonzero(self.kept & (self._states == BlockState.CACHED)))
 
     def is_write_protected(self, ids: np.ndarray) -> np.ndarray:
         """Bool per block: mapped more than once, findable, or held by a step or transfer that may still read it.
@@ -230,7 +237,7 @@ class BlockPool:
         free = np.concatenate([added, kept[kept < num_blocks]])
         self._num_free = len(free)
         self._free = np.concatenate([free, np.zeros(num_blocks - len(free), np.int32)])
-        for name in ("refcount", "pins", "indexed", "_marks", "_poisoned"):
+        for name in ("refcount", "pins", "indexed", "kept", "_marks", "_poisoned"):
             setattr(self, name, _resized(getattr(self, name), num_blocks, 0))
         self._order = np.arange(num_blocks)
         self._states = _resized(self._states, num_blocks, BlockState.FREE)
@@ -245,7 +252,7 @@ class BlockPool:
         if (self._states[targets] != BlockState.FREE).any() or (self.pins[sources] > 0).any():
             raise InvariantError("blocks move from unheld to free ones only")
         self.arena.copy(sources, targets)
-        for array in (self.refcount, self.indexed, self._states):
+        for array in (self.refcount, self.indexed, self.kept, self._states):
             array[targets] = array[sources]
             array[sources] = 0
         self._poisoned[targets] = False

@@ -9,7 +9,8 @@ one block per layer group. Nodes are numbers into arrays, not objects, so that a
 collector nothing; a node that has children keeps its number, so no child can ever hang under a stranger (O-01).
 """
 
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -199,6 +200,32 @@ class PrefixIndex:
     def blocks_of(self, node: NodeId) -> list[int]:
         """The blocks of a node in all groups."""
         return [blocks[node] for blocks in self._blocks if blocks[node] != _NONE]
+
+    def with_descendants(self, nodes: Iterable[NodeId]) -> list[NodeId]:
+        """These and all nodes under them, children before parents. O(all nodes) where others hang under them."""
+        depth: dict[int, int] = {}
+        inside = {int(node) for node in nodes}
+        known = Counter(self._parent[node] for node in inside)
+        if any(self._num_children[node] != known[node] for node in inside):
+            inside |= self._under(inside)
+        for node in inside:
+            path, at = [], node
+            while at in inside and at not in depth:
+                path.append(at)
+                at = self._parent[at]
+            above = depth.get(at, 0)
+            depth.update((each, above + up) for up, each in enumerate(reversed(path), 1))
+        return [NodeId(node) for node in sorted(inside, key=lambda node: -depth[node])]
+
+    def _under(self, nodes: set[int]) -> set[int]:
+        is_under = dict.fromkeys(nodes, True) | {_NONE: False}
+        for node in self._node_by_edge.values():
+            path, at = [], node
+            while at not in is_under:
+                path.append(at)
+                at = self._parent[at]
+            is_under.update(dict.fromkeys(path, is_under[at]))
+        return {node for node, under in is_under.items() if under}
 
     def prune(self, node: NodeId) -> None:
         """Removes ``node`` and then its parents, as long as nothing hangs on them and nobody uses them."""

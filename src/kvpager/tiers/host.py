@@ -57,6 +57,10 @@ class HostStore:
 
     # -- bookkeeping --------------------------------------------------------------------------------------------
 
+    @property
+    def book(self) -> SlotBook:
+        return self._book
+
     def contains(self, key: ContentKey) -> bool | None:
         return self._book.contains(key)
 

@@ -173,6 +173,10 @@ class Migration:
         moves = [move for move in self._open.values() if move.source is self._device]
         return [transfer.source.index for move in moves for transfer in move.transfers]
 
+    def moving_keys(self) -> set[ContentKey]:
+        """Pages that are under way in any direction."""
+        return {transfer.page.key for move in self._open.values() for transfer in move.transfers}
+
     def statistics(self) -> MigrationStatistics:
         return MigrationStatistics(
             precision=self._device.precision,

@@ -12,21 +12,39 @@ nobody reads are offered to the policy. A page whose last child was dropped coun
 """
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from typing import Protocol, runtime_checkable
 
 import numpy as np
 
 from kvpager.errors import InvariantError
-from kvpager.eviction.policy import NO_USE, EvictionPolicy
+from kvpager.eviction.partitioned import Partitioned
+from kvpager.eviction.policy import NO_USE, EvictionPolicy, Use
 from kvpager.tiers.tier import Page
 from kvpager.types import ContentKey
+
+
+class Retains(Protocol):
+    """What retentions have to say of pages by key; cache/retention.py answers."""
+
+    def is_pinned(self, key: ContentKey) -> bool: ...
+
+    def use_below(self, key: ContentKey) -> Use: ...
+
+
+@runtime_checkable
+class HasBook(Protocol):
+    """A tier that chooses itself what it drops."""
+
+    @property
+    def book(self) -> "SlotBook": ...
 
 
 class SlotBook:
     """``num_slots`` slots, numbered from 0. ``policy`` orders the slots that could be dropped."""
 
     def __init__(self, num_slots: int, policy: EvictionPolicy) -> None:
-        self._policy = policy
+        self.policy = policy
         self._free = list(range(num_slots - 1, -1, -1))  # a stack; low numbers are given out first
         self._page_of: dict[int, Page] = {}  # slots that are written or being written
         self._slot_of: dict[ContentKey, int] = {}
@@ -35,6 +53,8 @@ class SlotBook:
         self._doomed: set[int] = set()  # being read, forgotten: free when the last reader has gone
         self._withdrawn: set[int] = set()  # not given out; those that hold a page do so until it goes
         self._children: Counter[ContentKey] = Counter()
+        self._pinned: set[int] = set()  # not dropped while there is another, half of all slots at most
+        self.retains: Retains | None = None  # once something is retained
         self.num_slots = num_slots
         self.evicted = 0
 
@@ -113,7 +133,7 @@ class SlotBook:
         if slot is None or slot in self._writing:
             return None
         self._readers[slot] += 1
-        self._policy.withdraw(np.array([slot]))
+        self.policy.withdraw(np.array([slot]))
         return slot
 
     def complete_load(self, slot: int) -> None:
@@ -131,8 +151,8 @@ class SlotBook:
         """These pages were used: the last of them is the last to go."""
         known = (self._slot_of.get(key) for key in keys)
         used = list(dict.fromkeys(slot for slot in known if slot is not None and slot not in self._writing))
-        self._policy.hit(np.array(used, np.int64))
-        self._policy.release(np.array(used, np.int64), NO_USE)
+        self.policy.hit(np.array(used, np.int64))
+        self._release(used)
         self._offer_leaves(used)
 
     def forget(self, keys: Iterable[ContentKey]) -> list[int]:
@@ -165,16 +185,69 @@ class SlotBook:
     def victims(self, count: int) -> list[int]:
         """Up to ``count`` slots that could be dropped at once, the first to go first."""
         found: list[int] = []
-        while len(found) < count and (slot := self._policy.victim()) is not None:
+        while len(found) < count and (slot := self.policy.victim()) is not None:
             found.append(slot)
-            self._policy.withdraw(np.array([slot]))
-        self._policy.offer(np.array(found, np.int64))
+            self.policy.withdraw(np.array([slot]))
+        self.policy.offer(np.array(found, np.int64))
         return found
+
+    # -- retentions ---------------------------------------------------------------------------------------------
+
+    def repin(self, keys: Iterable[ContentKey]) -> None:
+        """What is pinned of these pages has changed."""
+        for key in keys:
+            slot = self._slot_of.get(key)
+            if slot is not None and slot not in self._writing:
+                self._pin([slot])
+                self._offer_leaves([slot])
+
+    def rerank(self, key: ContentKey) -> None:
+        """A page has another priority. REQUIRES: the policy is partitioned."""
+        slot = self.slot(key)
+        if slot is not None and self.retains is not None and isinstance(self.policy, Partitioned):
+            use = self.retains.use_below(key)
+            self.policy.assign(slot, use.priority, use.tenant)
+
+    def partition(self, make: Callable[[str, int], EvictionPolicy]) -> None:
+        """Priorities and tenants count from now on. ``make``: a policy by name, over so many slots."""
+        first = self.policy
+        slots = [slot for slot in self._page_of if slot not in self._writing]
+        may_go = [slot for slot in slots if not self._is_held(slot) and self._is_leaf(slot)]
+        self.policy = Partitioned(self.num_slots, lambda size: make(first.name, size), first, slots, may_go)
+        for slot in slots:
+            self.rerank(self._page_of[slot].key)
+
+    def first_of(self, tenant: str) -> ContentKey | None:
+        """The page that a tenant should lose first. REQUIRES: the policy is partitioned."""
+        assert isinstance(self.policy, Partitioned)
+        slot = self.policy.victim_of(tenant)
+        return None if slot is None else self._page_of[slot].key
+
+    def slot(self, key: ContentKey) -> int | None:
+        """Where a page is that can be found."""
+        slot = self._slot_of.get(key)
+        return None if slot in self._writing else slot
+
+    def _pin(self, slots: Iterable[int]) -> None:
+        for slot in slots:
+            wanted = self.retains is not None and self.retains.is_pinned(self._page_of[slot].key)
+            if not wanted:
+                self._pinned.discard(slot)
+            elif len(self._pinned) < self.num_slots // 2:
+                self._pinned.add(slot)
+                self.policy.withdraw(np.array([slot]))
+
+    def _release(self, slots: Sequence[int]) -> None:
+        if self.retains is None:
+            self.policy.release(np.array(slots, np.int64), NO_USE)
+            return
+        for slot in slots:
+            self.policy.release(np.array([slot]), self.retains.use_below(self._page_of[slot].key))
 
     def grow(self, num_slots: int) -> None:
         self._free[:0] = range(num_slots - 1, self.num_slots - 1, -1)
         self.num_slots = num_slots
-        self._policy.resize(num_slots)
+        self.policy.resize(num_slots)
 
     # -- inside -------------------------------------------------------------------------------------------------
 
@@ -182,20 +255,25 @@ class SlotBook:
         if slot not in self._withdrawn:
             self._free.append(slot)
 
+    def _is_held(self, slot: int) -> bool:
+        return slot in self._readers or slot in self._pinned
+
     def _is_leaf(self, slot: int) -> bool:
         return self._page_of[slot].key not in self._children
 
     def _arrive(self, slots: Sequence[int]) -> None:
         """Pages that can be found from now on."""
         keys = [int.from_bytes(self._page_of[slot].key[:8], "little") for slot in slots]
-        self._policy.enter(np.array(slots, np.int64), np.array(keys, np.uint64))
-        self._policy.release(np.array(slots, np.int64), NO_USE)
+        self.policy.enter(np.array(slots, np.int64), np.array(keys, np.uint64))
+        self._release(slots)
+        if self.retains is not None:
+            self._pin(slots)
         self._offer_leaves(slots)
 
     def _offer_leaves(self, slots: Iterable[int]) -> None:
-        leaves = [slot for slot in slots if self._is_leaf(slot) and slot not in self._readers]
+        leaves = [slot for slot in slots if self._is_leaf(slot) and not self._is_held(slot)]
         if leaves:
-            self._policy.offer(np.array(leaves))
+            self.policy.offer(np.array(leaves))
 
     def _evict(self, keep: ContentKey) -> int:
         """Drops one page, but not ``keep``, under which the new one will hang. Returns how many."""
@@ -208,7 +286,8 @@ class SlotBook:
         return 0
 
     def _drop(self, slot: int) -> None:
-        self._policy.leave(np.array([slot]))
+        self.policy.leave(np.array([slot]))
+        self._pinned.discard(slot)
         self._leave(slot)
         if slot in self._readers:
             self._doomed.add(slot)
@@ -221,7 +300,7 @@ class SlotBook:
         self._children[page.parent] += 1
         parent = self._slot_of.get(page.parent)
         if parent is not None and self._children[page.parent] == 1:
-            self._policy.withdraw(np.array([parent]))
+            self.policy.withdraw(np.array([parent]))
 
     def _leave(self, slot: int) -> None:
         page = self._page_of.pop(slot)
@@ -250,6 +329,6 @@ class SlotBook:
         may_go = [
             slot
             for slot in self._page_of
-            if slot not in self._writing and slot not in self._readers and self._is_leaf(slot)
+            if slot not in self._writing and not self._is_held(slot) and self._is_leaf(slot)
         ]
-        self._policy.check(np.array(sorted(may_go), np.int64))
+        self.policy.check(np.array(sorted(may_go), np.int64))

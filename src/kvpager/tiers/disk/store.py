@@ -152,6 +152,10 @@ class DiskStore:
 
     # -- questions ----------------------------------------------------------------------------------------------
 
+    @property
+    def book(self) -> SlotBook:
+        return self._book
+
     def contains(self, key: ContentKey) -> bool | None:
         """While the disk fails, nothing: whoever asks looks further down, or computes."""
         return self._book.contains(key) and not self._health.is_open
