@@ -151,15 +151,13 @@ def test_priorities_go_before_recency() -> None:
 def test_a_sketch_counts_halves_and_is_resized() -> None:
     sketch = FrequencySketch(16)
     often, once = sketch.cells(1), sketch.cells(2)
-    for _ in range(100):
-        sketch.count(often)
-    sketch.count(once)
+    sketch.count([often] * 100)
+    sketch.count([once])
     assert (sketch.estimate(often), sketch.estimate(once), sketch.estimate(sketch.cells(3))) == (15, 1, 0)
     for capacity in (64, 16):
         sketch.resize(capacity)
         assert sketch.estimate(sketch.cells(1)) == 15
-    for _ in range(59):
-        sketch.count(sketch.cells(4))
+    sketch.count([sketch.cells(4)] * 59)
     assert sketch.estimate(sketch.cells(1)) == 7
 
 

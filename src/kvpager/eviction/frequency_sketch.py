@@ -6,6 +6,8 @@ and Mitzenmacher 2006). All counters are halved when ten times the capacity was 
 overtaken needs no exact figure (Einziger, Friedman and Manes 2017).
 """
 
+from collections.abc import Iterable
+
 import numpy as np
 
 ROWS = 4
@@ -41,16 +43,18 @@ class FrequencySketch:
             3 * width + ((first + 3 * step) & mask),
         )
 
-    def count(self, cells: Cells) -> None:
+    def count(self, keys: Iterable[Cells]) -> None:
+        """Each of these was seen once more. Keys by their cells."""
         counters = self._counters
-        for cell in cells:
-            if counters[cell] < _MAX:
-                counters[cell] += 1
-        self._until_halved -= 1
-        if self._until_halved == 0:
-            halved = np.frombuffer(self._counters, np.uint8)
-            halved >>= 1
-            self._until_halved = self._sample // 2
+        for cells in keys:
+            for cell in cells:
+                if counters[cell] < _MAX:
+                    counters[cell] += 1
+            self._until_halved -= 1
+            if self._until_halved == 0:
+                halved = np.frombuffer(counters, np.uint8)
+                halved >>= 1
+                self._until_halved = self._sample // 2
 
     def estimate(self, cells: Cells) -> int:
         counters = self._counters

@@ -34,8 +34,9 @@ class QueuedPolicy(RankedPolicy):
         self.withdraw(blocks)
 
     def offer(self, blocks: np.ndarray) -> None:
+        queues, queue_of, rank = self._queues, self._queue_of, self._rank
         for block in blocks.tolist():
-            self._queues[self._queue_of[block]].offer(block, self._rank[block])
+            queues[queue_of[block]].offer(block, rank[block])
 
     def withdraw(self, blocks: np.ndarray) -> None:
         found = blocks.tolist()

@@ -37,24 +37,21 @@ class RankedLeaves:
 
     def offer(self, block: int, rank: int) -> None:
         """``block`` has this rank now, offered before or not."""
-        entry = (rank << _BLOCK_BITS) | block
-        self._offered[block] = entry
+        self._offered[block] = entry = (rank << _BLOCK_BITS) | block
         if self._lowest_of.get(block, entry + 1) > entry:
             self._lowest_of[block] = entry
             heappush(self._heap, entry)
             if len(self._heap) > 2 * len(self._lowest_of) + _SLACK:
                 self._rebuild()
 
-    def offer_all(self, blocks: Iterable[int], rank: int) -> None:
-        """``offer`` with this rank and those after it."""
+    def offer_all(self, blocks: Iterable[int], rank_of: list[int]) -> None:
+        """``offer`` of many, with ranks from a column."""
         offered, heap, lowest_of = self._offered, self._heap, self._lowest_of
         for block in blocks:
-            entry = (rank << _BLOCK_BITS) | block
-            offered[block] = entry
+            offered[block] = entry = (rank_of[block] << _BLOCK_BITS) | block
             if lowest_of.get(block, entry + 1) > entry:
                 lowest_of[block] = entry
                 heappush(heap, entry)
-            rank += 1
         if len(heap) > 2 * len(lowest_of) + _SLACK:
             self._rebuild()
 

@@ -47,8 +47,7 @@ class RankedPolicy:
         pass
 
     def offer(self, blocks: np.ndarray) -> None:
-        for block in blocks.tolist():
-            self._leaves.offer(block, self._rank[block])
+        self._leaves.offer_all(blocks.tolist(), self._rank)
 
     def withdraw(self, blocks: np.ndarray) -> None:
         self._leaves.withdraw_all(blocks.tolist())

@@ -22,23 +22,25 @@ class SLRU(RankedPolicy):
 
     def __init__(self, num_blocks: int) -> None:
         super().__init__(num_blocks)
+        self._last = self._column(0)
         self._protected = RankedLeaves()  # all pages of the segment, by last use
 
     def hit(self, blocks: np.ndarray) -> None:
         super().hit(blocks)
-        self._protected.offer_all(blocks.tolist(), self._now)
-        self._now += len(blocks)
+        last, used = self._last, blocks.tolist()
+        for now, block in enumerate(used, self._now):
+            last[block] = now
+        self._now += len(used)
+        self._protected.offer_all(used, last)
         self._shrink()
 
     def release(self, blocks: np.ndarray, use: Use) -> None:
-        rank, protected = self._rank, self._protected
-        for now, block in enumerate(blocks.tolist(), self._now):
-            if block in protected:
-                protected.offer(block, now)
-                rank[block] = _PROTECTED + now
-            else:
-                rank[block] = now
-        self._now += len(blocks)
+        rank, last, protected, used = self._rank, self._last, self._protected, blocks.tolist()
+        for now, block in enumerate(used, self._now):
+            last[block] = now
+            rank[block] = _PROTECTED + now if block in protected else now
+        self._now += len(used)
+        protected.offer_all([block for block in used if rank[block] >= _PROTECTED], last)
 
     def leave(self, blocks: np.ndarray) -> None:
         super().leave(blocks)

@@ -32,6 +32,8 @@ class WTinyLFU(QueuedPolicy):
         super().__init__(num_blocks)
         self._key = self._column(0)
         self._cells = self._column(_NOWHERE)  # of the key
+        self._last = self._column(0)
+        self._is_protected = self._column(False)
         self._window = RankedLeaves()  # all its pages, by last use
         self._protected = RankedLeaves()  # all its pages, by last use
         self._sketch = FrequencySketch(num_blocks)
@@ -42,33 +44,27 @@ class WTinyLFU(QueuedPolicy):
         self._protected_size = round(PROTECTED_SHARE * (self._num_blocks - self._window_size))
 
     def enter(self, blocks: np.ndarray, keys: np.ndarray) -> None:
-        for block, key in zip(blocks.tolist(), keys.tolist(), strict=True):
+        entered = blocks.tolist()
+        for block, key in zip(entered, keys.tolist(), strict=True):
             self._key[block] = key
-            self._cells[block] = cells = self._sketch.cells(key)
-            self._sketch.count(cells)
+            self._cells[block] = self._sketch.cells(key)
+            self._is_protected[block] = False
             self._put(block, _WINDOW)
-        self._touch(self._window, blocks.tolist())
-        self._balance()
+        self._use(entered)
 
     def hit(self, blocks: np.ndarray) -> None:
         super().hit(blocks)
-        used = blocks.tolist()
+        queue_of, used = self._queue_of, blocks.tolist()
         for block in used:
-            self._sketch.count(self._cells[block])
-        self._touch(self._window, [block for block in used if self._queue_of[block] == _WINDOW])
-        self._touch(self._protected, [block for block in used if self._queue_of[block] == _MAIN])
-        self._balance()
+            self._is_protected[block] = queue_of[block] == _MAIN
+        self._use(used)
 
     def release(self, blocks: np.ndarray, use: Use) -> None:
-        rank, window, protected = self._rank, self._window, self._protected
-        for now, block in enumerate(blocks.tolist(), self._now):
-            rank[block] = now
-            if block in window:
-                window.offer(block, now)
-            elif block in protected:
-                protected.offer(block, now)
-                rank[block] = _PROTECTED + now
-        self._now += len(blocks)
+        let_go = blocks.tolist()
+        self._touch(let_go)
+        rank, last, is_protected = self._rank, self._last, self._is_protected
+        for block in let_go:
+            rank[block] = _PROTECTED + last[block] if is_protected[block] else last[block]
 
     def victim(self) -> int | None:
         newcomer, resident = (queue.lowest() for queue in self._queues)
@@ -95,6 +91,21 @@ class WTinyLFU(QueuedPolicy):
         self._window.move(source, target)
         self._protected.move(source, target)
 
+    def _use(self, blocks: list[int]) -> None:
+        cells = self._cells
+        self._sketch.count(cells[block] for block in blocks)
+        self._touch(blocks)
+        self._balance()
+
+    def _touch(self, blocks: list[int]) -> None:
+        """These are the last used of their parts."""
+        last, queue_of, is_protected = self._last, self._queue_of, self._is_protected
+        for now, block in enumerate(blocks, self._now):
+            last[block] = now
+        self._now += len(blocks)
+        self._window.offer_all([block for block in blocks if queue_of[block] == _WINDOW], last)
+        self._protected.offer_all([block for block in blocks if is_protected[block]], last)
+
     def _balance(self) -> None:
         """What a part holds beyond its share goes on: from the window, or from the protected, to the probationary."""
         for part, size in ((self._window, self._window_size), (self._protected, self._protected_size)):
@@ -102,10 +113,6 @@ class WTinyLFU(QueuedPolicy):
                 block = part.lowest()
                 assert block is not None
                 part.withdraw(block)
+                self._is_protected[block] = False
                 self._change_queue(block, _MAIN, self._now)
                 self._now += 1
-
-    def _touch(self, part: RankedLeaves, blocks: list[int]) -> None:
-        """These are the last used of ``part``, whether they were there or not."""
-        part.offer_all(blocks, self._now)
-        self._now += len(blocks)
