@@ -1,16 +1,15 @@
-"""How often keys were seen of late, in a fixed space: a count-min sketch whose counters age.
+"""How often keys were seen of late, in a fixed space: a counting Bloom filter whose counters age.
 
-Cormode and Muthukrishnan, "An improved data stream summary: the count-min sketch and its applications" (2005): a key
-has a counter in each of four rows, and its estimate is the least of them. Rows are indexed by double hashing (Kirsch
-and Mitzenmacher 2006). All counters are halved when ten times the capacity was counted, and end at 15: what is never
-overtaken needs no exact figure (Einziger, Friedman and Manes 2017).
+A key has four counters, and its estimate is the least of them, as in TinyLFU (Einziger, Friedman and Manes 2017). Their
+places come by double hashing (Kirsch and Mitzenmacher 2006). All counters are halved when ten times the capacity was
+counted, and end at 15: what is never overtaken needs no exact figure.
 """
 
 from collections.abc import Iterable
 
 import numpy as np
 
-ROWS = 4
+_PER_KEY = 8  # counters for each key that matters at a time: four of them are its own
 _MAX = 15
 _SAMPLE = 10  # times the capacity: counted before all is halved
 _SPREAD = 0x9E3779B97F4A7C15  # odd, bits well mixed: keys need not be
@@ -24,8 +23,8 @@ class FrequencySketch:
     """``capacity``: about as many keys as matter at a time."""
 
     def __init__(self, capacity: int) -> None:
-        self._width = _width(capacity)
-        self._counters = bytearray(ROWS * self._width)
+        self._counters = bytearray(_num_counters(capacity))
+        self._mask = len(self._counters) - 1
         self._until_halved = self._sample = _SAMPLE * max(1, capacity)
 
     def __len__(self) -> int:
@@ -33,15 +32,9 @@ class FrequencySketch:
 
     def cells(self, key: int) -> Cells:
         """Where a key is counted, until the sketch is resized."""
-        hashed = (key * _SPREAD) & _64_BITS
-        first, step, width = hashed >> 32, (hashed & _32_BITS) | 1, self._width
-        mask = width - 1
-        return (
-            first & mask,
-            width + ((first + step) & mask),
-            2 * width + ((first + 2 * step) & mask),
-            3 * width + ((first + 3 * step) & mask),
-        )
+        hashed, mask = (key * _SPREAD) & _64_BITS, self._mask
+        first, step = hashed >> 32, (hashed & _32_BITS) | 1
+        return first & mask, (first + step) & mask, (first + 2 * step) & mask, (first + 3 * step) & mask
 
     def count(self, keys: Iterable[Cells]) -> None:
         """Each of these was seen once more. Keys by their cells."""
@@ -63,17 +56,18 @@ class FrequencySketch:
 
     def resize(self, capacity: int) -> None:
         """Estimates stay as they are; rise, where there are fewer counters now."""
-        rows = np.frombuffer(self._counters, np.uint8).reshape(ROWS, self._width)
-        self._width = width = _width(capacity)
-        if width >= rows.shape[1]:
-            rows = np.tile(rows, width // rows.shape[1])
+        before = np.frombuffer(self._counters, np.uint8)
+        size = _num_counters(capacity)
+        if size >= len(before):
+            counters = np.tile(before, size // len(before))
         else:  # counters that share the low bits of their place become one
-            rows = rows.reshape(ROWS, -1, width).max(axis=1)
-        self._counters = bytearray(rows.tobytes())
+            counters = before.reshape(-1, size).max(axis=0)
+        self._counters = bytearray(counters.tobytes())
+        self._mask = size - 1
         self._sample = _SAMPLE * max(1, capacity)
         self._until_halved = min(self._until_halved, self._sample)
 
 
-def _width(capacity: int) -> int:
-    """Counters in a row: a power of two, so that a place is some bits of a hash."""
-    return 1 << max(4, (2 * capacity - 1).bit_length())
+def _num_counters(capacity: int) -> int:
+    """A power of two, so that a place is some bits of a hash."""
+    return 1 << max(6, (_PER_KEY * capacity - 1).bit_length())

@@ -45,11 +45,13 @@ class WTinyLFU(QueuedPolicy):
 
     def enter(self, blocks: np.ndarray, keys: np.ndarray) -> None:
         entered = blocks.tolist()
+        key_of, cells, cells_of_key, is_protected = self._key, self._cells, self._sketch.cells, self._is_protected
         for block, key in zip(entered, keys.tolist(), strict=True):
-            self._key[block] = key
-            self._cells[block] = self._sketch.cells(key)
-            self._is_protected[block] = False
-            self._put(block, _WINDOW)
+            key_of[block] = key
+            cells[block] = cells_of_key(key)
+            is_protected[block] = False
+            self._queue_of[block] = _WINDOW
+        self._sizes[_WINDOW] += len(entered)
         self._use(entered)
 
     def hit(self, blocks: np.ndarray) -> None:
@@ -67,17 +69,18 @@ class WTinyLFU(QueuedPolicy):
             rank[block] = _PROTECTED + last[block] if is_protected[block] else last[block]
 
     def victim(self) -> int | None:
-        newcomer, resident = (queue.lowest() for queue in self._queues)
+        window, main = self._queues
+        newcomer, resident = window.lowest(), main.lowest()
         if newcomer is None or resident is None:
             return resident if newcomer is None else newcomer
-        is_better = self._sketch.estimate(self._cells[newcomer]) > self._sketch.estimate(self._cells[resident])
-        return resident if is_better else newcomer
+        estimate, cells = self._sketch.estimate, self._cells
+        return resident if estimate(cells[newcomer]) > estimate(cells[resident]) else newcomer
 
     def leave(self, blocks: np.ndarray) -> None:
         super().leave(blocks)
-        gone = blocks.tolist()
-        self._window.withdraw_all(gone)
-        self._protected.withdraw_all(gone)
+        for block in blocks.tolist():
+            self._window.withdraw(block)
+            self._protected.withdraw(block)
 
     def resize(self, num_blocks: int) -> None:
         super().resize(num_blocks)
@@ -103,8 +106,10 @@ class WTinyLFU(QueuedPolicy):
         for now, block in enumerate(blocks, self._now):
             last[block] = now
         self._now += len(blocks)
-        self._window.offer_all([block for block in blocks if queue_of[block] == _WINDOW], last)
-        self._protected.offer_all([block for block in blocks if is_protected[block]], last)
+        if of_window := [block for block in blocks if queue_of[block] == _WINDOW]:
+            self._window.offer_all(of_window, last)
+        if of_protected := [block for block in blocks if is_protected[block]]:
+            self._protected.offer_all(of_protected, last)
 
     def _balance(self) -> None:
         """What a part holds beyond its share goes on: from the window, or from the protected, to the probationary."""
