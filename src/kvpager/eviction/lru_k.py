@@ -2,8 +2,8 @@
 
 O'Neil, O'Neil and Weikum, "The LRU-K page replacement algorithm for database disk buffering" (1993), with K = 2 and LRU
 among pages of equal rank. References within one request are correlated and count once: a use lasts until the request
-lets go, and it is from there that the next one is told apart. The history of a page outlives it: that of the last
-num_blocks pages gone is kept.
+lets go, and it is from there that the next one is told apart. The history of a page outlives it, for the last pages
+gone.
 """
 
 import numpy as np
@@ -12,6 +12,7 @@ from kvpager.eviction.ghosts import Ghosts
 from kvpager.eviction.policy import Use
 from kvpager.eviction.ranked_policy import TIME_BITS, RankedPolicy
 
+HISTORY = 4  # pages gone that are remembered, for each block
 _NEVER = 0  # before every use
 
 
@@ -25,7 +26,7 @@ class LRUK(RankedPolicy):
         self._last = self._column(_NEVER)  # when its latest use ended; began, while it lasts
         self._last_but_one = self._column(_NEVER)
         self._key = self._column(0)
-        self._history = Ghosts(num_blocks)
+        self._history = Ghosts(HISTORY * num_blocks)
 
     def enter(self, blocks: np.ndarray, keys: np.ndarray) -> None:
         for block, key in zip(blocks.tolist(), keys.tolist(), strict=True):
@@ -56,4 +57,4 @@ class LRUK(RankedPolicy):
 
     def resize(self, num_blocks: int) -> None:
         super().resize(num_blocks)
-        self._history.resize(num_blocks)
+        self._history.resize(HISTORY * num_blocks)

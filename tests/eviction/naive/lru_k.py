@@ -2,6 +2,7 @@
 
 from collections.abc import Collection
 
+from kvpager.eviction.lru_k import HISTORY
 from kvpager.eviction.policy import Use
 from tests.eviction.naive.model import Model
 
@@ -29,7 +30,7 @@ class NaiveLRUK(Model):
 
     def leave(self, page: int) -> None:
         self.gone.append(page)
-        if len(self.gone) > self.size:
+        if len(self.gone) > HISTORY * self.size:
             del self.uses[self.gone.pop(0)]
 
     def victim(self, offered: Collection[int]) -> int | None:
