@@ -26,7 +26,7 @@ FIRST_PAGES, TURN_PAGES, LAST_PAGES = 12, 5, 40  # of a conversation: at first, 
 
 
 def run(quick: bool = False) -> dict[str, object]:
-    operations, repeats = (OPERATIONS // 5, 2) if quick else (OPERATIONS, 3)
+    operations, repeats = (OPERATIONS // 10, 2) if quick else (OPERATIONS, 3)
     results = []
     for name in POLICIES:
         small, large = (_measure(name, blocks, operations, repeats) for blocks in (SMALL, LARGE))
