@@ -100,6 +100,21 @@ def test_the_page(kvpager: Call, trace: str, tmp_path: Path) -> None:
     assert "lru at 20" in page
 
 
+def test_lru_at_every_capacity_with_its_error(kvpager: Call, trace: str, tmp_path: Path) -> None:
+    target = tmp_path / "out.html"
+    asked = ("--capacity", "9,30", "--policy", "lru", "--mrc")
+    ended = kvpager("replay", trace, *asked, "--html", str(target))
+    assert "off by 0.00 points on average" in ended.out  # so small a trace is looked at whole
+    assert 'class="line sampled"' in target.read_text()
+    found = json.loads(kvpager("replay", trace, *asked, "--json", "-").out)
+    exact = {row["capacity"]: row["hit_ratio"] for row in found["results"]}
+    curve = dict(zip(found["lru_curve"]["capacities"], found["lru_curve"]["hit_ratios"], strict=True))
+    assert {capacity: curve[capacity] for capacity in exact if capacity in curve} == pytest.approx(
+        {capacity: hit for capacity, hit in exact.items() if capacity in curve}
+    )
+    assert curve[max(curve)] > 0
+
+
 @pytest.mark.parametrize(
     ("argv", "told"),
     [

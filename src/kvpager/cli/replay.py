@@ -7,6 +7,7 @@ where a policy that learns has warmed up.
 import argparse
 import json
 import sys
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -17,6 +18,7 @@ from kvpager.errors import ConfigError
 
 if TYPE_CHECKING:
     from kvpager.simulator.comparison import Asked, Row
+    from kvpager.simulator.sampled_lru import SampledLRU
     from kvpager.simulator.trace import Trace
 
 _TIERS = ("device", "host", "disk", "remote")
@@ -41,6 +43,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--skip-bad", action="store_true", help="leave damaged lines out instead of stopping there")
     _add_sizes(parser)
     _add_concurrency(parser)
+    parser.add_argument(
+        "--mrc",
+        action="store_true",
+        help="also LRU at every capacity, from a sample of the pages (SHARDS), and its error",
+    )
     parser.add_argument("--json", metavar="FILE", help="write the results as JSON; '-': print it instead of the table")
     parser.add_argument("--html", metavar="FILE", help="write a page with curves, complete in one file")
     parser.add_argument("--here", metavar="CAPACITY", help="mark this capacity in the page, and show its ages there")
@@ -78,13 +85,20 @@ def run(arguments: argparse.Namespace) -> int:
     asked = _asked(arguments, trace, weight)
     with progress_over(len(trace.times), sys.stderr) as watch:
         rows = compare(trace, asked, watch)
+    curve = _curve(trace) if arguments.mrc else None
     if arguments.json is not None:
-        _write(arguments.json, json.dumps(_as_object(trace, rows)))
+        _write(arguments.json, json.dumps(_as_object(trace, rows, curve)))
     if arguments.html is not None:
-        _write(arguments.html, _as_page(trace, rows, asked))
+        _write(arguments.html, _as_page(trace, rows, asked, curve))
     if _STDOUT not in (arguments.json, arguments.html):
-        print(format_rows(trace, rows))
+        print(format_rows(trace, rows, curve))
     return 0
+
+
+def _curve(trace: "Trace") -> "SampledLRU":
+    from kvpager.simulator.sampled_lru import sampled_lru
+
+    return sampled_lru(trace)
 
 
 # -- what was asked for --------------------------------------------------------------------------------------------
@@ -163,7 +177,7 @@ def _write(name: str, text: str) -> None:
         raise ConfigError(f"the results can't be written to {name}: {error.strerror}; name another file") from error
 
 
-def _as_object(trace: "Trace", rows: "list[Row]") -> dict[str, object]:
+def _as_object(trace: "Trace", rows: "list[Row]", curve: "SampledLRU | None") -> dict[str, object]:
     about = {
         "name": trace.name,
         "page_tokens": trace.page_tokens,
@@ -172,16 +186,17 @@ def _as_object(trace: "Trace", rows: "list[Row]") -> dict[str, object]:
         "blocks": trace.num_blocks,
         "skipped_lines": trace.skipped_lines,
     }
-    return {"trace": about, "results": [row.as_dict() for row in rows]}
+    found: dict[str, object] = {"trace": about, "results": [row.as_dict() for row in rows]}
+    return found if curve is None else {**found, "lru_curve": asdict(curve)}
 
 
-def _as_page(trace: "Trace", rows: "list[Row]", asked: "Asked") -> str:
+def _as_page(trace: "Trace", rows: "list[Row]", asked: "Asked", curve: "SampledLRU | None") -> str:
     from kvpager.simulator.page import replay_page
 
-    return replay_page(trace, rows, asked.exact_at)
+    return replay_page(trace, rows, asked.exact_at, curve)
 
 
-def format_rows(trace: "Trace", rows: "list[Row]") -> str:
+def format_rows(trace: "Trace", rows: "list[Row]", curve: "SampledLRU | None" = None) -> str:
     """The table of a comparison, under a line about the trace."""
     head = (
         f"{trace.name}: {trace.num_requests:,} requests, {trace.num_references:,} references to {trace.num_blocks:,} "
@@ -194,7 +209,20 @@ def format_rows(trace: "Trace", rows: "list[Row]") -> str:
         parts += ["", _capacity_table(single)]
     if tiered := [row for row in rows if row.is_tiered]:
         parts += ["", _tier_table(tiered)]
+    if curve is not None:
+        parts += ["", _curve_text(trace, curve)]
     return "\n".join([*parts, "", *_notes(rows)])
+
+
+def _curve_text(trace: "Trace", curve: "SampledLRU") -> str:
+    every = len(curve.capacities) // 10 or 1
+    points = list(zip(curve.capacities, curve.hit_ratios, strict=True))[::every]
+    rows = [[f"{100 * capacity / trace.num_blocks:.3g}%", f"{capacity:,}", _percent(hit)] for capacity, hit in points]
+    table = format_table(rows, ("capacity", "blocks", "lru hit"), numeric=(1, 2))
+    return (
+        f"{table}\nfrom {_percent(curve.rate)} of the blocks ({curve.sampled_references:,} references); off by "
+        f"{100 * curve.mean_error:.2f} points on average and {100 * curve.largest_error:.2f} at most"
+    )
 
 
 def _capacity_table(rows: "list[Row]") -> str:

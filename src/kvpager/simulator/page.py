@@ -13,6 +13,7 @@ from kvpager.simulator.page_charts import Bar, Curve, bars_chart, curves_chart, 
 from kvpager.simulator.page_style import STYLE
 from kvpager.simulator.replay import OPTIMUM
 from kvpager.simulator.report import Hits, ReplayResult
+from kvpager.simulator.sampled_lru import SampledLRU
 from kvpager.simulator.trace import Trace
 
 _HitsOf = Callable[[ReplayResult], Hits]
@@ -20,8 +21,9 @@ _TEXTS = ("tiers", "policy")
 _NUM_STYLES = 6  # colours of page_style.py; beyond them lines are dashed as well
 
 
-def replay_page(trace: Trace, rows: Sequence[Row], here: int | None = None) -> str:
-    """``here``: a capacity in blocks to mark, and to show the ages at."""
+def replay_page(trace: Trace, rows: Sequence[Row], here: int | None = None, sampled: SampledLRU | None = None) -> str:
+    """``here``: a capacity in blocks to mark, and to show the ages at. ``sampled``: a line for LRU between the others'
+    capacities."""
     styles = _styles(rows)
     single = [row for row in rows if not row.is_tiered]
     tiered = [row for row in rows if row.is_tiered]
@@ -29,7 +31,12 @@ def replay_page(trace: Trace, rows: Sequence[Row], here: int | None = None) -> s
         f"{trace.num_requests:,} requests, {trace.num_references:,} references to {trace.num_blocks:,} distinct blocks "
         f"of {trace.page_tokens:,} tokens."
     )
-    sections = [_curves(single, styles, here), _tiers(tiered), _ages(single or tiered, here), _tables(single, tiered)]
+    sections = [
+        _curves(single, styles, here, sampled),
+        _tiers(tiered),
+        _ages(single or tiered, here),
+        _tables(single, tiered),
+    ]
     return f"""<!DOCTYPE html>
 <html lang="en">
 <head>
@@ -70,7 +77,7 @@ def _setting(rows: Sequence[Row]) -> str:
 # -- sections ------------------------------------------------------------------------------------------------------
 
 
-def _curves(rows: Sequence[Row], styles: dict[str, str], here: int | None) -> str:
+def _curves(rows: Sequence[Row], styles: dict[str, str], here: int | None, sampled: SampledLRU | None) -> str:
     if not rows:
         return ""
     ticks = {float(row.result.capacity): row.label for row in rows}
@@ -79,11 +86,32 @@ def _curves(rows: Sequence[Row], styles: dict[str, str], here: int | None) -> st
     panels = []
     for title, hits in (("All requests", _whole), ("Second half, once a policy has learned", _half)):
         curves = _sorted_curves(rows, styles, hits)
+        if sampled is not None and hits is _whole:
+            curves.append(_sampled_curve(sampled, min(ticks), max(ticks)))
         chart = curves_chart(f"Hit ratio by capacity. {title}", curves, sorted(ticks.items()), marked)
         panels.append(f"<figure><figcaption>{title}</figcaption>{chart}</figure>")
     return f"""<section><h2>Hit ratio by capacity</h2>
-<p>Share of prompt tokens that were in the cache. The dashed line is the offline optimum, which knows the future.</p>
+<p>Share of prompt tokens that were in the cache. The dashed line is the offline optimum, which knows the future.
+{escape(_about_sample(sampled))}</p>
 <div class="panels">{"".join(panels)}</div></section>"""
+
+
+def _about_sample(sampled: SampledLRU | None) -> str:
+    if sampled is None:
+        return ""
+    return (
+        f"The thin line is LRU from a sample of {sampled.rate:.1%} of the blocks, off by "
+        f"{100 * sampled.mean_error:.2f} points on average and {100 * sampled.largest_error:.2f} at most."
+    )
+
+
+def _sampled_curve(sampled: SampledLRU, low: float, high: float) -> Curve:
+    points = tuple(
+        (float(capacity), hit, "")
+        for capacity, hit in zip(sampled.capacities, sampled.hit_ratios, strict=True)
+        if low <= capacity <= high
+    )
+    return Curve("", "sampled", points)
 
 
 def _whole(result: ReplayResult) -> Hits:

@@ -16,7 +16,8 @@ _BAR = 26
 
 @dataclass(frozen=True, slots=True)
 class Curve:
-    """One line: ``points`` are (x, y, what to show there). ``style``: a class of the page's stylesheet."""
+    """One line: ``points`` are (x, y, what to show there). ``style``: a class of the page's stylesheet. A line without
+    a name, or a point without a text, is drawn plainly."""
 
     name: str
     style: str
@@ -55,8 +56,8 @@ def curves_chart(
         path = " ".join(f"{px:.1f},{py:.1f}" for px, py in (place(x, y) for x, y, _ in curve.points))
         parts.append(f'<polyline class="line {curve.style}" points="{path}"/>')
     for curve in curves:
-        parts += [_point(*place(x, y), curve.style, tip) for x, y, tip in curve.points]
-    ends = [(place(*curve.points[-1][:2]), curve) for curve in curves]
+        parts += [_point(*place(x, y), curve.style, tip) for x, y, tip in curve.points if tip]
+    ends = [(place(*curve.points[-1][:2]), curve) for curve in curves if curve.name]
     parts += _end_labels([(x, y, curve.name, curve.style) for (x, y), curve in ends])
     return _svg(title, parts, HEIGHT)
 

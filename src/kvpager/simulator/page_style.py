@@ -31,6 +31,7 @@ svg { display: block; width: 100%; height: auto; overflow: visible; font: 12px s
 .s0 { --c: var(--s0); } .s1 { --c: var(--s1); } .s2 { --c: var(--s2); }
 .s3 { --c: var(--s3); } .s4 { --c: var(--s4); } .s5 { --c: var(--s5); }
 .t0 { --c: var(--t0); } .t1 { --c: var(--t1); } .t2 { --c: var(--t2); } .t3 { --c: var(--t3); }
+.line.sampled { --c: var(--soft); stroke-width: 1; }
 .here { stroke: var(--soft); stroke-dasharray: 3 3; } .heretext { fill: var(--soft); font-weight: 600; }
 .area { fill: transparent; } .mark { outline: none; }
 .tip { visibility: hidden; fill: var(--ink); font-weight: 600; pointer-events: none;
