@@ -8,7 +8,6 @@ import numpy as np
 from kvpager.errors import InvariantError
 from kvpager.eviction import make
 from kvpager.eviction.policy import History, Use
-from kvpager.eviction.ranked_leaves import RankedLeaves
 
 
 class KnownWorth:
@@ -23,7 +22,7 @@ class KnownWorth:
     def __init__(self, num_blocks: int, clock: list[int] | None = None) -> None:
         self._clock = [0] if clock is None else clock
         self._known: dict[int, History] = {}
-        self._leaves = RankedLeaves()
+        self._offered: set[int] = set()
         self.hits = 0
 
     def _now(self) -> float:
@@ -49,14 +48,16 @@ class KnownWorth:
             self._known[block] = History(self._now(), known.uses, known.kind)
 
     def offer(self, blocks: np.ndarray) -> None:
-        for block in blocks.tolist():
-            self._leaves.offer(block, (self.worth(block), self._known[block].last_used))
+        self._offered.update(blocks.tolist())
 
     def withdraw(self, blocks: np.ndarray) -> None:
-        self._leaves.withdraw(blocks.tolist())
+        self._offered.difference_update(blocks.tolist())
 
     def victim(self) -> int | None:
-        return self._leaves.lowest()
+        return min(self._offered, key=self._rank, default=None)
+
+    def _rank(self, block: int) -> tuple[float, float]:
+        return self.worth(block), self._known[block].last_used
 
     def leave(self, blocks: np.ndarray) -> None:
         self.withdraw(blocks)
@@ -68,10 +69,13 @@ class KnownWorth:
 
     def move(self, source: int, target: int) -> None:
         self._known[target] = self._known.pop(source)
-        self._leaves.move(source, target)
+        if source in self._offered:
+            self._offered.remove(source)
+            self._offered.add(target)
 
     def check(self, offered: np.ndarray) -> None:
-        self._leaves.check(offered)
+        if sorted(self._offered) != offered.tolist():
+            raise InvariantError("a policy does not offer exactly the evictable blocks")
 
     def below(self, num_blocks: int) -> "KnownWorth":
         return KnownWorth(num_blocks, self._clock)
