@@ -1,7 +1,7 @@
 """``open_cache``: the only place that picks concrete classes and puts them together."""
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
 
@@ -14,9 +14,10 @@ from kvpager.cache.paged_cache import PagedCache
 from kvpager.cache.reclaim import Reclaimer, Watermarks
 from kvpager.cache.retention import Retainer
 from kvpager.config import parse_size, resolve_host_capacity
-from kvpager.config.tiers import DiskTier, HostTier, TierOptions, check_order
+from kvpager.config.tiers import DiskTier, HostTier, TierOptions, check_exclusive, check_order
 from kvpager.errors import ConfigError
 from kvpager.eviction.make import make_policy
+from kvpager.eviction.policy import EvictionPolicy, JudgingPolicy
 from kvpager.memory.arena import Arena
 from kvpager.memory.block_pool import BlockPool
 from kvpager.memory.layout import KVLayout
@@ -38,12 +39,14 @@ from kvpager.types import Clock
 
 @dataclass(frozen=True, slots=True)
 class _Above:
-    """What a tier has to know of the cache above it. ``pool_bytes``: memory of the host that the pool will take."""
+    """What a tier has to know of the cache above it. ``pool_bytes``: memory of the host that the pool will take.
+    ``make_policy``: over so many slots."""
 
     page_bytes: int
     pool_bytes: int
     identity: bytes
     pinning: Pinning | None
+    make_policy: Callable[[int], EvictionPolicy]
     clock: Clock
 
 
@@ -73,12 +76,12 @@ def open_cache(
 ) -> PagedCache:
     """A paged KV cache over a pool of ``capacity`` bytes (``"2 GiB"``), or of ``num_blocks`` blocks.
 
-    ``tiers``: where pages go below the device, the nearest first (HostTier, DiskTier, RemoteTier). ``write_back``: when
-    they are copied down, ``through`` (as soon as they are full), ``back`` (before they are dropped) or ``selective``
-    (when they are used again). ``load_deadline``: seconds until a page that does not come is computed instead.
-    ``tier_dtype``: int8 or float8_e4m3 keeps pages below the device in that format, which is lossy (default: as they
-    are). ``max_moving``: bytes under way in each direction, and at most an eighth of the pool. ``mover`` runs the
-    transfers (default: threads).
+    ``tiers``: where pages go below the device, the nearest first (HostTier, DiskTier, RemoteTier), under the same
+    policy of ``eviction``. ``write_back``: when they are copied down, ``through`` (as soon as they are full), ``back``
+    (before they are dropped) or ``selective`` (when they are used again). ``load_deadline``: seconds until a page that
+    does not come is computed instead. ``tier_dtype``: int8 or float8_e4m3 keeps pages below the device in that format,
+    which is lossy (default: as they are). ``max_moving``: bytes under way in each direction, and at most an eighth of
+    the pool. ``mover`` runs the transfers (default: threads).
 
     ``max_capacity``: what the pool may later grow to (default: as large as it is). ``watermarks``: see
     cache/reclaim.py; by default there is no background reclaim, since dropping a page early gains nothing while there
@@ -127,12 +130,14 @@ def open_cache(
                 "name the model's weights, so that they are never mixed up"
             )
         tiers, when = check_order(tiers), _write_back(write_back)
+        check_exclusive(tiers, write_back)
         codec = None if tier_dtype is None else QuantizedPages(layout, tier_dtype)
         above = _Above(
             page_bytes=layout.block_stride if codec is None else codec.page_bytes,
             pool_bytes=blocks * layout.block_stride if device == "cpu" else 0,
             identity=tier_identity(fingerprint, (layout if codec is None else codec.layout).describe()),
             pinning=Pinning(pin_memory, unpin_memory) if device.startswith("cuda") else None,
+            make_policy=lambda num_slots: policy_below(evictable.policy, num_slots, clock),
             clock=clock,
         )
         most = _moving_bytes(max_moving, blocks, above.page_bytes)
@@ -140,6 +145,13 @@ def open_cache(
         put_below(cache, stores, mover or ThreadMover(_lanes(stores)), clock, when, most, load_deadline, codec)
         cache.sessions = next((open_sessions(each) for each in tiers if isinstance(each, DiskTier)), None)
     return cache
+
+
+def policy_below(above: EvictionPolicy, num_slots: int, clock: Clock) -> EvictionPolicy:
+    """What orders a tier below a device whose policy is ``above``: the same, judging by what that has learned."""
+    if isinstance(above, JudgingPolicy):
+        return above.below(num_slots)
+    return make_policy(above.name, num_slots, clock)
 
 
 def put_below(
@@ -197,11 +209,9 @@ def _open_tier(options: TierOptions, above: _Above) -> LowerTier:
         slots = options.pages or HostStore.slots_in(
             resolve_host_capacity(options.capacity, above.pool_bytes), page_bytes
         )
-        return HostStore(page_bytes, slots, make_policy("lru", slots, above.clock), above.pinning)
+        return HostStore(page_bytes, slots, above.make_policy(slots), above.pinning, exclusive=options.exclusive)
     if isinstance(options, DiskTier):
-        return open_disk(
-            options, above.page_bytes, above.identity, partial(make_policy, "lru", clock=above.clock), above.clock
-        )
+        return open_disk(options, above.page_bytes, above.identity, above.make_policy, above.clock)
     return open_remote(options, above.page_bytes, above.identity, above.clock)
 
 

@@ -7,7 +7,7 @@ import pytest
 from kvpager import HostTier, OutOfBlocks
 from kvpager.cache.statistics import CacheStatistics
 from kvpager.cache.tier_lines import tier_lines
-from kvpager.tiers.migration import MigrationStatistics
+from kvpager.tiers.migration_statistics import MigrationStatistics
 from kvpager.tiers.tier import TierStatistics, TierUsage, TransferCounts
 from kvpager.types import FaultKind, TierKind
 from tests.cache.caches import LAYOUT, MIXED, opened

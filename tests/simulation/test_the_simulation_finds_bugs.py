@@ -15,7 +15,8 @@ from kvpager.checksum import copy_checksum
 from kvpager.errors import TierError
 from kvpager.tiers.device_pages import DevicePages
 from kvpager.tiers.host import HostStore
-from kvpager.tiers.migration import Load, Migration
+from kvpager.tiers.load import Load
+from kvpager.tiers.migration import Migration
 from kvpager.tiers.move import Move, Transfer
 from kvpager.tiers.tier import Page, Slot
 from tests.simulation.world import World

@@ -14,6 +14,7 @@ import numpy as np
 
 from kvpager.checksum import checksum
 from kvpager.errors import InvariantError, TierError, TierFull, WrongContent
+from kvpager.eviction.policy import History
 from kvpager.tiers.tier import Page, Slot, TierStatistics, TierUsage, TransferCounts
 from kvpager.types import ContentKey, TierKind
 
@@ -58,6 +59,7 @@ class SimulatedDisk:
     kind = TierKind.DISK
     name = "disk"
     is_persistent = True
+    is_exclusive = False
     load_threads = store_threads = 2
 
     def __init__(self, media: Media, page_bytes: int, generator: random.Random, is_working: Callable[[], bool]) -> None:
@@ -71,7 +73,7 @@ class SimulatedDisk:
         self._readers: Counter[Stored] = Counter()
         self._doomed: set[Stored] = set()
         self._stored, self._loaded = TransferCounts(), TransferCounts()
-        self._evicted = self._refused = self._quarantined = 0
+        self._evicted = self._refused = self._declined = self._quarantined = 0
         self.ticks = 0
         self.is_closed = False
         self.happened: Counter[str] = Counter()
@@ -88,9 +90,17 @@ class SimulatedDisk:
     def learn(self, keys: Sequence[ContentKey], found: Sequence[bool] | None) -> None:
         raise AssertionError("a disk that is told what it has")
 
+    def declines(self, page: Page) -> bool:
+        """Pages of a low kind are worth less than the rest of a full disk."""
+        self._in_bookkeeping()
+        return page.history is not None and self._num_taken >= self.media.capacity and page.history.kind % 4 == 0
+
     def prepare_store(self, page: Page) -> Slot | None:
         self._in_bookkeeping()
         if page.key in self.found or page.key in self._writing:
+            return None
+        if self.declines(page):
+            self._declined += 1
             return None
         if self.weather.is_full or self.weather.is_read_only or not self._make_room():
             self._refused += 1
@@ -177,6 +187,16 @@ class SimulatedDisk:
         for key in keys:
             if key in self.found:
                 self.found[key] = self.found.pop(key)
+
+    def history(self, key: ContentKey) -> History | None:
+        self._in_bookkeeping()
+        return self.found[key].page.history if key in self.found else None
+
+    def remember(self, pages: Sequence[Page]) -> None:
+        self._in_bookkeeping()
+        for page in pages:
+            if page.key in self.found:
+                self.found[page.key].page = page
 
     def victims(self, count: int) -> list[Page]:
         self._in_bookkeeping()
@@ -271,6 +291,7 @@ class SimulatedDisk:
             loaded=self._loaded,
             evicted=self._evicted,
             refused=self._refused,
+            declined=self._declined,
             quarantined=self._quarantined,
         )
 
@@ -316,6 +337,9 @@ class SimulatedRemote(SimulatedDisk):
                 self._absent.discard(key)
                 page = Page(key, key) if stored is None else stored.page
                 self.found[key] = stored or Stored(page, np.zeros(self.page_bytes, np.uint8), checksum=1)
+
+    def declines(self, page: Page) -> bool:
+        return False
 
     def _make_room(self) -> bool:
         return True

@@ -19,7 +19,6 @@ from kvpager import ConfigError, KVLayout, LayerSpec, OutOfBlocks, Scope, Waterm
 from kvpager.cache.lower_pages import Promotion
 from kvpager.cache.sequence import Sequence
 from kvpager.cache.step import Step
-from kvpager.eviction.lru import LRU
 from kvpager.prefix.hashing import block_key, page_key, root_key
 from kvpager.tiers.host import HostStore
 from kvpager.tiers.migration import WriteBack
@@ -28,6 +27,7 @@ from kvpager.types import ContentKey
 from tests.simulation.mover import NEVER, SimulatedMover, VirtualClock
 from tests.simulation.stamps import PageStamps, chain
 from tests.simulation.tiers import Media, SimulatedDisk, SimulatedRemote, Weather
+from tests.tiers import judging
 
 SECONDS = 60.0
 _LAYOUTS = {
@@ -84,18 +84,22 @@ class Options:
     load_deadline: float
     delay: float  # seconds a transfer takes, about
     hang: float  # chance of a job
+    judges: bool  # the eviction policy
+    exclusive: frozenset[str]  # tiers
 
     @classmethod
     def chosen_by(cls, generator: random.Random) -> "Options":
         choose = generator.choice
         layout = choose(list(_LAYOUTS))
         groups = len(_LAYOUTS[layout])
+        tiers, write_back = choose(_TIERS), choose([each.value for each in WriteBack])
+        may_be_exclusive = [name for name in tiers if name != "remote" and write_back != "through"]
         return cls(
             layout=layout,
             dtype=choose(list(_HEAD_DIM)),
             page_size=choose([1, 2, 2, 4]),
-            tiers=choose(_TIERS),
-            write_back=choose([each.value for each in WriteBack]),
+            tiers=tiers,
+            write_back=write_back,
             watermarks=choose([None, Watermarks(1, 4, 8), Watermarks(2, 8, 12)]),
             num_blocks=groups * generator.randint(14, 24),
             host_pages=groups * choose([3, 6, 12, 48]),
@@ -104,6 +108,8 @@ class Options:
             load_deadline=choose([0.3, 2.0, 10.0]),
             delay=choose([0.001, 0.2, 1.0, 4.0]),
             hang=choose([0.0, 0.0, 0.02, 0.1]),
+            judges=choose([True, False]),
+            exclusive=frozenset(name for name in may_be_exclusive if choose([True, False])),
         )
 
     def make_layout(self) -> KVLayout:
@@ -201,23 +207,28 @@ class World:
         self._counters: dict[str, float] = {}
         self.mover = mover = SimulatedMover(self.clock, self._random, self._delay)
         self._hanging_lanes: set[str] = set()
+        with judging.registered():
+            self.cache = open_cache(
+                self.layout,
+                eviction="known_worth" if options.judges else "lru",
+                num_blocks=options.num_blocks,
+                max_capacity=2 * options.num_blocks * stride,
+                watermarks=options.watermarks,
+                fingerprint=str(self._weights).encode(),
+                clock=self.clock,
+            )
         self.host: HostStore | None = None
         self.tiers: list[LowerTier] = []
         for name in options.tiers:
             if name == "host":
-                self.host = HostStore(stride, options.host_pages, LRU(options.host_pages))
+                below = assemble.policy_below(self.cache.evictable.policy, options.host_pages, self.clock)
+                self.host = HostStore(stride, options.host_pages, below, exclusive=name in options.exclusive)
                 self.tiers.append(self.host)
             else:
                 kind = SimulatedDisk if name == "disk" else SimulatedRemote
-                self.tiers.append(kind(self._media[name], stride, self._random, lambda: mover.is_working))
-        self.cache = open_cache(
-            self.layout,
-            num_blocks=options.num_blocks,
-            max_capacity=2 * options.num_blocks * stride,
-            watermarks=options.watermarks,
-            fingerprint=str(self._weights).encode(),
-            clock=self.clock,
-        )
+                tier = kind(self._media[name], stride, self._random, lambda: mover.is_working)
+                tier.is_exclusive = name in options.exclusive
+                self.tiers.append(tier)
         write_back = WriteBack(options.write_back)
         assemble.put_below(
             self.cache, self.tiers, mover, self.clock, write_back, options.max_moving * stride, options.load_deadline

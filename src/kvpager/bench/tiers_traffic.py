@@ -58,7 +58,7 @@ class Traffic:
         """Seconds until the nearest tier with room has the chunk that the device holds."""
         pages = self._pages(chunk)
         begin = time.perf_counter()
-        accepted = self._migration.demote(zip(pages, self.sources.tolist(), strict=True))
+        accepted = self._migration.demote(zip(pages, self.sources.tolist(), strict=True), leaving=True)
         self._wait()
         seconds = time.perf_counter() - begin
         if len(accepted) != self.num_pages:

@@ -9,16 +9,19 @@ Moves no bytes and waits for nothing.
 """
 
 from collections.abc import Container, Mapping, Sequence
+from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 import numpy as np
 
+from kvpager.eviction.policy import History
 from kvpager.types import ContentKey
 
 if TYPE_CHECKING:
     from kvpager.cache.paged_cache import PagedCache
 
 PageOfGroup = tuple[int, int]  # page of the prefix, layer group
+_NO_HISTORIES: Mapping[int, History] = MappingProxyType({})
 
 
 def resident_blocks(
@@ -55,9 +58,9 @@ def let_go(cache: "PagedCache", blocks: np.ndarray) -> None:
     cache.evictable.settled(cache.pool.unpin(blocks).cached)
 
 
-def let_arrive(cache: "PagedCache", blocks: np.ndarray) -> None:
-    """``let_go`` of blocks that were attached meanwhile, the last page first."""
-    cache.evictable.arrived(cache.pool.unpin(blocks).cached)
+def let_arrive(cache: "PagedCache", blocks: np.ndarray, histories: Mapping[int, History] = _NO_HISTORIES) -> None:
+    """``let_go`` of blocks that were attached meanwhile, the last page first. ``histories``: of those that have one."""
+    cache.evictable.arrived(cache.pool.unpin(blocks).cached, histories)
 
 
 def attach(

@@ -5,14 +5,14 @@ tree, in a windowed group any page, since later ones don't need it. One that a r
 It knows states and the tree, but no order.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Protocol
 
 import numpy as np
 
 from kvpager.errors import InvariantError
-from kvpager.eviction.policy import NO_USE, EvictionPolicy, Use
+from kvpager.eviction.policy import NO_USE, EvictionPolicy, History, JudgingPolicy, Use
 from kvpager.memory.block_pool import BlockPool
 from kvpager.memory.layout import KVLayout
 from kvpager.prefix.hashing import block_key
@@ -47,6 +47,15 @@ class Evictable:
         self.retains: Retains | None = None  # once something is retained
         self.pins_yield = False  # nothing else is left: pinned blocks may go too
 
+    @property
+    def policy(self) -> EvictionPolicy:
+        return self._policy
+
+    @policy.setter
+    def policy(self, policy: EvictionPolicy) -> None:
+        self._policy = policy
+        self._judge = policy if isinstance(policy, JudgingPolicy) else None
+
     # -- what happened to blocks --------------------------------------------------------------------------------
 
     def entered(self, blocks: list[int], tenants: Sequence[str] = ()) -> None:
@@ -72,9 +81,14 @@ class Evictable:
         if len(cached):
             self._offer_run(cached)
 
-    def arrived(self, cached: np.ndarray) -> None:
-        """Pages of one prefix that nobody has used here yet are cached, the last one first."""
-        self._release(cached, NO_USE, is_ours=False)
+    def arrived(self, cached: np.ndarray, histories: Mapping[int, History]) -> None:
+        """Pages of one prefix that nobody has used here yet are cached, the last one first; ``histories`` of blocks:
+        how they were used before."""
+        known = np.isin(cached, list(histories) if self._judge is not None else [])
+        for block in cached[known].tolist():
+            assert self._judge is not None
+            self._judge.take_over(block, histories[block])
+        self._release(cached[~known], NO_USE, is_ours=False)
         self.settled(cached)
 
     def got_child(self, node: NodeId) -> None:
@@ -126,6 +140,10 @@ class Evictable:
             self.policy.withdraw(np.flatnonzero(self._pool.kept))
 
     # -- questions ----------------------------------------------------------------------------------------------
+
+    def history(self, block: int) -> History | None:
+        """Of a block that was let go, where the policy judges."""
+        return None if self._judge is None else self._judge.history(block)
 
     def victim(self) -> int | None:
         """The block that should go first."""

@@ -5,7 +5,11 @@
               when the load has ended, the pages that came are published as if they had been computed. They are then
               cached pages like others: nobody waits while holding blocks, so promotions can't block each other
     write     pages that became findable, or are used again, are copied down (WriteBack says when)
-    drop      before reclaim drops a page that no tier has, it is copied into memory below, if there is any
+    drop      before reclaim drops a page that no tier has, it is copied into memory below, if there is any; of one that
+              a tier has, the tier learns what the device's policy knew
+
+Where that policy judges, a page on its way down carries its history, and comes back up with it. A page in use does not:
+it is copied whatever it will turn out to be worth, and the tier hears of that when the page leaves the device.
 
 It reads the prefix index by keys and walks it by labels; it moves no bytes (tiers/migration.py) and decides no order.
 """
@@ -21,7 +25,8 @@ from kvpager.cache.arriving import attach, hold, let_arrive, let_go, resident_bl
 from kvpager.cache.prefix_match import first_visible_page, page_labels
 from kvpager.memory.block_pool import BlockPool
 from kvpager.prefix.hashing import Scope, block_key, page_key
-from kvpager.tiers.migration import Load, Migration, Probe, WriteBack
+from kvpager.tiers.load import Load, Probe
+from kvpager.tiers.migration import Migration, WriteBack
 from kvpager.tiers.tier import LowerTier, Page
 from kvpager.types import ContentKey, FaultKind, NodeId, TierKind
 
@@ -214,7 +219,8 @@ class LowerPages:
         for each, _, tier in ends:
             if (each.index, each.group) in fresh:
                 promotion.page_tier[each.index] = max(tier, promotion.page_tier.get(each.index, _NOWHERE))
-        let_arrive(cache, promotion.fresh[::-1])
+        let_arrive(cache, promotion.fresh[::-1], load.histories)
+        self.migration.came_up([each.page.key for each, _, _ in ends if (each.index, each.group) in fresh])
         self._let_go_of_resident(promotion)
         promotion.is_done = True
         if fresh:
@@ -225,10 +231,15 @@ class LowerPages:
     # -- down ---------------------------------------------------------------------------------------------------
 
     def page(self, block: int) -> Page:
-        """What a published block is called in the tiers."""
+        """What a published block is called in the tiers, and its history unless it is in use."""
         index = self._cache.index
         node, group = index.node_of_block(block), index.group_of_block(block)
-        return Page(block_key(index.key(node), group), block_key(index.key(index.parent(node)), group), group)
+        history = None if self._pool.refcount[block] else self._cache.evictable.history(block)
+        return Page(self._key(block), block_key(index.key(index.parent(node)), group), group, history)
+
+    def _key(self, block: int) -> ContentKey:
+        index = self._cache.index
+        return block_key(index.key(index.node_of_block(block)), index.group_of_block(block))
 
     def published(self, blocks: List[int]) -> None:
         """These blocks became findable."""
@@ -238,19 +249,26 @@ class LowerPages:
     @property
     def writes_what_is_used_again(self) -> bool:
         """Whether pages are to be written down that another sequence has found."""
-        return self.migration.write_back is WriteBack.SELECTIVE
+        return self.migration.write_back is WriteBack.SELECTIVE and self.migration.can_copy_ahead
 
-    def write_down(self, blocks: List[int]) -> list[int]:
-        """Begins to copy published blocks that no tier has; returns those that are on their way now."""
-        return self.migration.demote((self.page(block), block) for block in blocks)
+    def write_down(self, blocks: List[int], *, leaving: bool = False) -> list[int]:
+        """Begins to copy published blocks that no tier has; returns those that are on their way now.
+
+        ``leaving``: the device is about to drop them.
+        """
+        return self.migration.demote(((self.page(block), block) for block in blocks), leaving=leaving)
 
     def is_clean(self, block: int) -> bool:
         """Whether a tier has the page, so that forgetting it loses nothing."""
-        return self.migration.find(self.page(block).key) is not None
+        return self.migration.find(self._key(block)) is not None
+
+    def is_expendable(self, block: int) -> bool:
+        """Whether the page can go without being copied: a tier has it, or all of them hold better ones."""
+        return self.is_clean(block) or self.migration.is_unwanted(self.page(block))
 
     def write_and_drop(self, block: int) -> bool:
         """Begins to copy a cached block down; it becomes free when that is done, unless it is used before."""
-        accepted = bool(self.write_down([block]))
+        accepted = bool(self.write_down([block], leaving=True))
         if accepted:
             self._doomed.add(block)
         return accepted
@@ -261,10 +279,14 @@ class LowerPages:
 
     def dropping(self, blocks: List[int]) -> None:
         """Reclaim drops these blocks now; those that are being copied down are safe."""
-        moving = set(self.moving_blocks())
+        moving, kept = set(self.moving_blocks()), list[Page]()
         for block in blocks:
-            if block not in moving and not self.is_clean(block):
-                self.migration.rescue(self.page(block), block)
+            page = self.page(block)
+            if block not in moving and self.migration.find(page.key) is None:
+                self.migration.rescue(page, block)
+            elif page.history is not None:
+                kept.append(page)
+        self.migration.remember(kept)
 
     def taken(self, blocks: np.ndarray) -> None:
         """A transfer holds these blocks, which were cached."""

@@ -6,8 +6,9 @@ Three watermarks, in free blocks, min <= low <= high:
     free too few      direct reclaim, inside the call that needs blocks, exactly as many as it lacks
     free below min    the engine admits no new request (running ones may still use what is left)
 
-Where there are tiers below, a page that none of them has is copied down first: in the background beside the steps, and
-its block becomes free when that is done; in direct reclaim at once, and only into memory, since nothing waits for I/O.
+Where there are tiers below, a page that none of them has is copied down first, unless all of them hold better ones: in
+the background beside the steps, and its block becomes free when that is done; in direct reclaim at once, and only into
+memory, since nothing waits for I/O.
 
 Direct reclaim is all or nothing: where it can't free enough it drops nothing, so a call that ends in OutOfBlocks has
 lost no cached page.
@@ -60,7 +61,7 @@ class Below(Protocol):
     @property
     def num_doomed(self) -> int: ...
 
-    def is_clean(self, block: int) -> bool: ...
+    def is_expendable(self, block: int) -> bool: ...
 
     def write_and_drop(self, block: int) -> bool: ...
 
@@ -125,13 +126,13 @@ class Reclaimer:
             self._write_and_drop(self.below, wanted - self.below.num_doomed)
 
     def _write_and_drop(self, below: Below, wanted: int) -> None:
-        """Drops clean pages and begins to copy the others down, as far as the next ``wanted`` victims go."""
+        """Drops pages that need no copy and begins to copy the others, as far as the next ``wanted`` victims go."""
         refused = []
         for _ in range(wanted):
             block = self._evictable.victim()
             if block is None:
                 break
-            dirty = [each for each in self._evictable.goes_with(block) if not below.is_clean(each)]
+            dirty = [each for each in self._evictable.goes_with(block) if not below.is_expendable(each)]
             for each in dirty:
                 below.write_and_drop(each)
             if not dirty:

@@ -7,7 +7,7 @@ from kvpager.cache.reclaim import ReclaimCounts
 from kvpager.cache.retention import RetentionStatistics
 from kvpager.cache.tier_lines import tier_lines
 from kvpager.memory.block_pool import PoolCounts
-from kvpager.tiers.migration import MigrationStatistics
+from kvpager.tiers.migration_statistics import MigrationStatistics
 from kvpager.tiers.tier import TierStatistics
 from kvpager.types import FaultKind, TierKind
 

@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 
 from kvpager.config import format_size
-from kvpager.tiers.migration import MigrationStatistics
+from kvpager.tiers.migration_statistics import MigrationStatistics
 from kvpager.tiers.tier import TierStatistics, TransferCounts
 from kvpager.types import TierKind
 
@@ -51,15 +51,22 @@ def _many(count: int, noun: str) -> str:
 
 def _troubles(tier: TierStatistics) -> str:
     """What went against the tier, where something did."""
-    counts = {"dropped": tier.evicted, "refused": tier.refused, "quarantined": tier.quarantined}
+    counts = {
+        "dropped": tier.evicted,
+        "refused": tier.refused,
+        "declined": tier.declined,
+        "quarantined": tier.quarantined,
+    }
     told = [f"{count} {what}" for what, count in (*counts.items(), *tier.failures.items()) if count]
     return f"{tier.name.ljust(8)} {', '.join(told)}" if told else ""
 
 
 def _moves(moves: MigrationStatistics) -> str:
     precision = "" if moves.precision == "exact" else f"; pages are {moves.precision}"
+    lost = f"{moves.not_worth_keeping} not worth keeping, " if moves.not_worth_keeping else ""
+    lost += f"{moves.lost} lost"
     return (
         f"moves    {format_size(moves.moving_bytes)} under way in {_many(moves.queued_jobs, 'job')}, "
-        f"{moves.refused} refused, {moves.lost} lost, {moves.late} late; waited {moves.io_wait_seconds:.2f} s for I/O"
+        f"{moves.refused} refused, {lost}, {moves.late} late; waited {moves.io_wait_seconds:.2f} s for I/O"
         f"{precision}"
     )

@@ -34,15 +34,15 @@ _EXAMPLES = "'host=8GiB', 'disk=FOLDER,size=200GiB' or 'remote=redis://HOST:6379
 
 
 def _host(size: str, settings: list[str]) -> HostTier:
-    _read("host", settings, {})
+    given = _read("host", settings, _HOST)
     size = size or AUTO
     if size.lower() == AUTO:
-        return HostTier()
+        return HostTier(**given)  # type: ignore[arg-type]
     try:
         parse_size(size, total=MAX_SIZE)
     except ConfigError as error:
         raise ConfigError(f"the host tier's {error}; write 'host=8GiB', 'host=40%' or 'host=auto'") from error
-    return HostTier(size)
+    return HostTier(size, **given)  # type: ignore[arg-type]
 
 
 def _disk(folder: str, settings: list[str]) -> DiskTier:
@@ -103,11 +103,13 @@ def _direct(text: str) -> bool | str:
 
 
 _SEAL: dict[str, Setting] = {"key_file": _path, "encrypt": _flag, "compress": _flag}
+_HOST: dict[str, Setting] = {"exclusive": _flag}
 _DISK: dict[str, Setting] = {
     "size": _size,
     "read_only": _flag,
     "direct": _direct,
     "allow_shared": _flag,
+    "exclusive": _flag,
     **_SEAL,
 }
 _REMOTE: dict[str, Setting] = {
@@ -150,4 +152,5 @@ def _suggest(name: str, known: Mapping[str, Setting]) -> str:
     near = difflib.get_close_matches(name, known, n=1)
     if near:
         return f"did you mean {near[0]!r}?"
-    return f"known are {', '.join(known)}" if known else "write 'host=8GiB' or 'host=auto'"
+    size = "write 'host=8GiB' or 'host=auto'; else " if known is _HOST else ""
+    return f"{size}known are {', '.join(known)}"

@@ -17,11 +17,13 @@ class HostTier:
     """Copies in ordinary memory; pinned where the device is a GPU.
 
     ``capacity``: bytes (``"8 GiB"``), a share of all memory (``"40%"``), or ``"auto"``: a quarter of what the machine,
-    or its control group, has. ``pages``: instead of a capacity, how many pages.
+    or its control group, has. ``pages``: instead of a capacity, how many pages. ``exclusive``: a page that came up is
+    dropped here and copied down again when it leaves the device, so that no page takes room twice; else its copy stays.
     """
 
     capacity: int | str = AUTO
     pages: int | None = None
+    exclusive: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +34,7 @@ class DiskTier:
     pages then carry a keyed seal, and what was changed without the key is not used. ``encrypt``: nor can they be read
     without it. ``compress``: without loss, where that makes a page smaller. ``direct``: past the page cache of the
     system; "auto" where the file system can. ``allow_shared``: also a folder that other users may enter, or a
-    link; only if all of them are trusted.
+    link; only if all of them are trusted. ``exclusive``: as for the host; a crash then loses what the device held.
     """
 
     folder: str | Path
@@ -43,6 +45,7 @@ class DiskTier:
     compress: bool = False
     direct: bool | str = AUTO
     allow_shared: bool = False
+    exclusive: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,3 +89,18 @@ def check_order(tiers: Iterable[object]) -> tuple[TierOptions, ...]:
     if ranks != sorted(ranks):
         raise ConfigError("tiers are given with the nearest first: host, then disk, then remote")
     return tuple(found)
+
+
+def check_exclusive(tiers: Iterable[TierOptions], write_back: str) -> None:
+    """Raises ConfigError for an exclusive tier that would get every page while the device has it, or can't drop any."""
+    for tier in tiers:
+        if isinstance(tier, RemoteTier) or not tier.exclusive:
+            continue
+        name = "host" if isinstance(tier, HostTier) else "disk"
+        if write_back == "through":
+            raise ConfigError(
+                f"the {name} tier can't be exclusive while every page is copied down as soon as it is full; "
+                "set write_back to 'back' or 'selective'"
+            )
+        if isinstance(tier, DiskTier) and tier.read_only:
+            raise ConfigError("a disk tier that is read only drops no page, so it can't be exclusive; leave one out")

@@ -26,7 +26,7 @@ from kvpager.engine.load_or_compute import Choice, LoadOrCompute, Offer, Reason
 from kvpager.engine.scheduler import AdmissionCost
 from kvpager.errors import InvariantError
 from kvpager.prefix.hashing import Scope
-from kvpager.tiers.migration import Probe
+from kvpager.tiers.load import Probe
 from kvpager.types import TierKind
 
 if TYPE_CHECKING:

@@ -7,7 +7,7 @@ import numpy as np
 
 from kvpager.checksum import copy_checksums
 from kvpager.errors import ConfigError, InvariantError, TierError, WrongContent
-from kvpager.eviction.policy import EvictionPolicy
+from kvpager.eviction.policy import EvictionPolicy, History
 from kvpager.memory.arena import HostArena
 from kvpager.tiers.slot_book import SlotBook
 from kvpager.tiers.tier import Page, Slot, TierStatistics, TierUsage, TransferCounts
@@ -25,15 +25,25 @@ class Pinning:
 
 
 class HostStore:
-    """``num_slots`` pages of ``page_bytes``. ``policy`` says which goes first. ``pinning``: for a GPU that copies."""
+    """``num_slots`` pages of ``page_bytes``. ``policy`` says which goes first. ``pinning``: for a GPU that copies.
+    ``exclusive``: holds no page that came up from it."""
 
     kind = TierKind.HOST
     name = "host"
     is_persistent = False
     load_threads = store_threads = 1  # a copy by one thread takes most of what memory gives
 
-    def __init__(self, page_bytes: int, num_slots: int, policy: EvictionPolicy, pinning: Pinning | None = None) -> None:
+    def __init__(
+        self,
+        page_bytes: int,
+        num_slots: int,
+        policy: EvictionPolicy,
+        pinning: Pinning | None = None,
+        *,
+        exclusive: bool = False,
+    ) -> None:
         self.page_bytes = page_bytes
+        self.is_exclusive = exclusive
         self._arena = HostArena(num_slots, page_bytes)
         self._pinning = pinning
         if pinning is not None:
@@ -42,7 +52,7 @@ class HostStore:
         self._checksums = [0] * num_slots
         self._touched = 0  # slots ever written: their memory is held until the tier is closed
         self._stored, self._loaded = TransferCounts(), TransferCounts()
-        self._refused = self._quarantined = 0
+        self._refused = self._declined = self._quarantined = 0
 
     @staticmethod
     def slots_in(capacity_bytes: int, page_bytes: int) -> int:
@@ -70,10 +80,18 @@ class HostStore:
     def learn(self, keys: Sequence[ContentKey], found: Sequence[bool] | None) -> None:
         pass
 
+    def declines(self, page: Page) -> bool:
+        return self._book.declines(page)
+
     def prepare_store(self, page: Page) -> Slot | None:
+        if self._book.is_known(page.key):
+            return None
+        if self._book.declines(page):
+            self._declined += 1
+            return None
         index = self._book.prepare_store(page)
         if index is None:
-            self._refused += not self._book.is_known(page.key)
+            self._refused += 1
             return None
         self._touched = max(self._touched, index + 1)
         return Slot(page.key, index, self._arena.blocks[index])
@@ -108,6 +126,12 @@ class HostStore:
 
     def touch(self, keys: Sequence[ContentKey]) -> None:
         self._book.touch(keys)
+
+    def history(self, key: ContentKey) -> History | None:
+        return self._book.history(key)
+
+    def remember(self, pages: Sequence[Page]) -> None:
+        self._book.remember(pages)
 
     def victims(self, count: int) -> list[Page]:
         return [self._book.page(slot) for slot in self._book.victims(count)]
@@ -166,6 +190,7 @@ class HostStore:
             loaded=replace(self._loaded),
             evicted=self._book.evicted,
             refused=self._refused,
+            declined=self._declined,
             quarantined=self._quarantined,
         )
 

@@ -16,12 +16,14 @@ what they waited is counted. Limits on the bytes that move keep the pool reclaim
 that finds no room in them is refused, not queued, and asked for again when its page is about to be dropped.
 """
 
+from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
 from enum import Enum
 
 from kvpager.errors import InvariantError, TierError
 from kvpager.tiers.device_pages import DevicePages
+from kvpager.tiers.load import Load, Probe
+from kvpager.tiers.migration_statistics import MigrationStatistics
 from kvpager.tiers.move import Move, Transfer
 from kvpager.tiers.mover import Mover, run_job
 from kvpager.tiers.tier import LowerTier, Page, Slot
@@ -42,62 +44,6 @@ class WriteBack(Enum):
     SELECTIVE = "selective"
 
 
-@dataclass(slots=True)
-class Load:
-    """Pages on their way up, page i into ``blocks[i]`` from ``tiers[i]``; ``errors[i]`` says why it did not come.
-
-    ``ended``: when the last one came; ``tier_ended``: the last one so far of each tier.
-    """
-
-    pages: list[Page]
-    blocks: list[int]
-    tiers: list[TierKind]
-    begun: float
-    deadline: float
-    errors: list[TierError | None]
-    num_open: int
-    ended: float | None = None
-    tier_ended: dict[TierKind, float] = field(default_factory=dict)
-    is_late: bool = False
-
-    @property
-    def is_done(self) -> bool:
-        """Whether no worker can touch the blocks any more."""
-        return self.num_open == 0
-
-
-@dataclass(slots=True)
-class Probe:
-    """A question to a tier that has to ask somebody else which pages it has."""
-
-    tier: LowerTier
-    keys: list[ContentKey]
-    deadline: float
-    is_done: bool = False
-    found: list[bool] = field(default_factory=list)
-    error: BaseException | None = None
-
-    def run(self) -> None:
-        self.found = self.tier.probe(self.keys)
-
-
-@dataclass(frozen=True, slots=True)
-class MigrationStatistics:
-    """``precision``: of pages below the device. ``moving_bytes``: under way now. ``refused``: demotions that found the
-    queues or tiers full. ``lost``: pages the device dropped that no tier had or took. ``late``: loads that missed their
-    deadline. Waits are of the bookkeeping thread: ``io_wait_seconds`` while there was work for it, ``idle_seconds``
-    while there was none."""
-
-    precision: str
-    moving_bytes: int
-    queued_jobs: int
-    refused: int
-    lost: int
-    late: int
-    io_wait_seconds: float
-    idle_seconds: float
-
-
 class Migration:
     """``max_moving_bytes``: of demotions and of loads under way, each. ``load_deadline``: seconds, or None."""
 
@@ -113,6 +59,7 @@ class Migration:
         load_deadline: float | None,
     ) -> None:
         self.tiers = tuple(tiers)
+        self._copying = [at for at, tier in enumerate(tiers) if not tier.is_exclusive]  # also what the device keeps
         self.write_back = write_back
         self._device = device
         self._mover = mover
@@ -125,7 +72,8 @@ class Migration:
         self._loads: list[Load] = []
         self._probes: list[Probe] = []
         self._open: dict[int, Move] = {}  # by id
-        self._refused = self._lost = self._late = 0
+        self._refused = self._lost = self._late = self._not_worth_keeping = 0
+        self._demoted, self._promoted = Counter[TierKind](), Counter[TierKind]()
         self._io_wait_seconds = self._idle_seconds = 0.0
 
     # -- questions ----------------------------------------------------------------------------------------------
@@ -149,6 +97,15 @@ class Migration:
     def must_ask(self) -> bool:
         """Whether a tier may have pages that its books don't know."""
         return any(tier.kind is TierKind.REMOTE for tier in self.tiers)
+
+    @property
+    def can_copy_ahead(self) -> bool:
+        """Whether any tier may have pages that the device keeps."""
+        return bool(self._copying)
+
+    def is_unwanted(self, page: Page, first: int = 0) -> bool:
+        """Whether every tier from ``first`` on is full of pages that are worth more."""
+        return all(tier.declines(page) for tier in self.tiers[first:])
 
     @property
     def has_room_for_load(self) -> bool:
@@ -187,16 +144,22 @@ class Migration:
             late=self._late,
             io_wait_seconds=self._io_wait_seconds,
             idle_seconds=self._idle_seconds,
+            not_worth_keeping=self._not_worth_keeping,
+            demoted=dict(self._demoted),
+            promoted=dict(self._promoted),
+            page_bytes=self._device.page_bytes,
         )
 
     # -- down ---------------------------------------------------------------------------------------------------
 
-    def demote(self, pages: Iterable[tuple[Page, int]]) -> list[int]:
+    def demote(self, pages: Iterable[tuple[Page, int]], *, leaving: bool) -> list[int]:
         """Begins to copy pages from their blocks to the nearest tier that takes them; returns the blocks accepted.
 
-        Pages that a tier has, or is getting, are left out, and so is what exceeds the limit.
+        ``leaving``: the device is about to drop them. Pages that a tier has, or is getting, are left out, and so is
+        what exceeds the limit.
         """
-        return self._send_down(((page, block) for page, block in pages if self.find(page.key) is None), 0)
+        among = range(len(self.tiers)) if leaving else self._copying
+        return self._send_down(((page, block) for page, block in pages if self.find(page.key) is None), among)
 
     def rescue(self, page: Page, block: int) -> bool:
         """Copies a page now, in this thread, into a tier that is memory: its block can be given away at once."""
@@ -215,15 +178,23 @@ class Migration:
             run_job(move)
             self._complete_move(move)
             return move.transfers[0].error is None
-        self._lost += 1
+        if self.is_unwanted(page):
+            self._not_worth_keeping += 1
+        else:
+            self._lost += 1
         return False
 
-    def _send_down(self, pages: Iterable[tuple[Page, int]], first: int) -> list[int]:
-        """Begins to copy blocks of the device to the nearest tier from ``first`` on; returns the blocks accepted."""
+    def remember(self, pages: Sequence[Page]) -> None:
+        """The device drops these pages; the tiers that have them go on with what it knew of them."""
+        for tier in self.tiers:
+            tier.remember(pages)
+
+    def _send_down(self, pages: Iterable[tuple[Page, int]], among: Sequence[int]) -> list[int]:
+        """Begins to copy blocks of the device to the nearest tier ``among`` these; returns the blocks accepted."""
         batches: dict[int, list[tuple[Page, int, Slot]]] = {}
         accepted = []
         for page, block in pages:
-            place = self._room(page, first)
+            place = self._room(page, among)
             if place is None:
                 continue
             at, target = place
@@ -241,18 +212,18 @@ class Migration:
         transfers = [Transfer(page, source, target) for (page, _, target), source in zip(batch, sources, strict=True)]
         self._submit(self._device, self.tiers[at], transfers)
 
-    def _room(self, page: Page, first: int) -> tuple[int, Slot] | None:
-        """A slot in the nearest tier from ``first`` on that has room; None where a tier is getting the page already."""
+    def _room(self, page: Page, among: Sequence[int]) -> tuple[int, Slot] | None:
+        """A slot in the nearest tier ``among`` these that takes it; None where a tier is getting the page already."""
         if page.key in self._sinking:
             return None
         if self._demoting_bytes < self._max_moving_bytes:
-            for at in range(first, len(self.tiers)):
+            for at in among:
                 slot = self.tiers[at].prepare_store(page)
                 if slot is not None:
                     self._demoting_bytes += self._device.page_bytes
                     self._sinking.add(page.key)
                     return at, slot
-        self._refused += 1
+        self._refused += not all(self.tiers[at].declines(page) for at in among)
         return None
 
     def _pass_on(self, at: int, pages: Iterable[Page], first: int) -> list[Page]:
@@ -264,7 +235,7 @@ class Migration:
         for page in pages:
             if not source.contains(page.key) or self._is_kept(page.key, first):
                 continue
-            place = self._room(page, first)
+            place = self._room(page, range(first, len(self.tiers)))
             if place is None:
                 refused.append(page)
                 continue
@@ -282,6 +253,7 @@ class Migration:
         self._demoting_bytes -= self._device.page_bytes
         self._sinking.discard(page.key)
         self.tiers[at].complete_store(target, error)
+        self._demoted[self.tiers[at].kind] += error is None
 
     # -- up -----------------------------------------------------------------------------------------------------
 
@@ -307,6 +279,12 @@ class Migration:
             if tier.kind in batches:
                 self._submit(tier, self._device, batches[tier.kind])
         return load
+
+    def came_up(self, keys: Sequence[ContentKey]) -> None:
+        """The device has published these pages: exclusive tiers drop theirs."""
+        for tier in self.tiers:
+            if tier.is_exclusive:
+                tier.forget(keys)
 
     def _hold_lower(self, key: ContentKey) -> tuple[LowerTier, Slot] | None:
         """The nearest tier that has a page and may be read, and its slot."""
@@ -389,6 +367,10 @@ class Migration:
         self._loading_bytes -= self._device.page_bytes
         source.complete_load(transfer.source, transfer.error)
         if transfer.error is None:
+            self._promoted[source.kind] += 1
+            history = source.history(transfer.page.key)
+            if history is not None:
+                load.histories[load.blocks[transfer.place]] = history
             source.touch([transfer.page.key])
         load.errors[transfer.place] = transfer.error
         load.num_open -= 1
@@ -415,7 +397,8 @@ class Migration:
         usage = self.tiers[at].usage()
         low = max(1, usage.blocks // _CLEAN_SHARE)
         if usage.free < low and self._demoting_bytes < self._max_moving_bytes:
-            self._pass_on(at, self.tiers[at].victims(min(low, _CLEAN_AT_ONCE)), at + 1)
+            victims = self.tiers[at].victims(min(low, _CLEAN_AT_ONCE))
+            self._pass_on(at, [page for page in victims if not self.is_unwanted(page, at + 1)], at + 1)
 
     # -- inside -------------------------------------------------------------------------------------------------
 
@@ -451,7 +434,7 @@ class Migration:
         blocks, passing = dict(resident), {at: self.tiers[at].pages() for at in range(first)}
         while self._clock() < stop_at:
             blocks = {page: block for page, block in blocks.items() if not self._is_kept(page.key, first)}
-            accepted = set(self._send_down(blocks.items(), first))
+            accepted = set(self._send_down(blocks.items(), range(first, len(self.tiers))))
             blocks = {page: block for page, block in blocks.items() if block not in accepted}
             passing = {at: self._pass_on(at, pages, first) for at, pages in passing.items()}
             if not self._mover.num_open:

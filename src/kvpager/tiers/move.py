@@ -21,7 +21,7 @@ from kvpager.memory.arena import HostArena
 from kvpager.tiers.tier import Page, PageSource, PageTarget, Slot
 
 if TYPE_CHECKING:
-    from kvpager.tiers.migration import Load
+    from kvpager.tiers.load import Load
 
 
 @dataclass(slots=True)

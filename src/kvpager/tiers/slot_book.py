@@ -9,17 +9,22 @@ completed. Being read does not change a page's rank, ``touch`` does.
 
 Leaves go before their parents: a page that another page in this tier hangs under is not dropped, so only leaves that
 nobody reads are offered to the policy. A page whose last child was dropped counts from its own last use.
+
+Where the policy judges, a page is stored only if it is worth as much as what would have to go for it. One under which
+pages of this tier hang is stored in any case: they were worth it, and nobody reaches them without it. So is one without
+a history, since nothing is known against it. Partitions by priority and tenant don't judge.
 """
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 from typing import Protocol, runtime_checkable
 
 import numpy as np
 
 from kvpager.errors import InvariantError
 from kvpager.eviction.partitioned import Partitioned
-from kvpager.eviction.policy import NO_USE, EvictionPolicy, Use
+from kvpager.eviction.policy import NO_USE, EvictionPolicy, History, JudgingPolicy, Use
 from kvpager.tiers.tier import Page
 from kvpager.types import ContentKey
 
@@ -44,7 +49,7 @@ class SlotBook:
     """``num_slots`` slots, numbered from 0. ``policy`` orders the slots that could be dropped."""
 
     def __init__(self, num_slots: int, policy: EvictionPolicy) -> None:
-        self.policy = policy
+        self._set_policy(policy)
         self._free = list(range(num_slots - 1, -1, -1))  # a stack; low numbers are given out first
         self._page_of: dict[int, Page] = {}  # slots that are written or being written
         self._slot_of: dict[ContentKey, int] = {}
@@ -92,21 +97,47 @@ class SlotBook:
         return slot in self._readers
 
     def page(self, slot: int) -> Page:
-        return self._page_of[slot]
+        """With its history as it is now, where the policy judges."""
+        page = self._page_of[slot]
+        if self._judge is None or slot in self._writing:
+            return page
+        return replace(page, history=self._judge.history(slot))
+
+    def history(self, key: ContentKey) -> History | None:
+        """Of a page that can be found, where the policy judges."""
+        return self._judge.history(self._slot_of[key]) if self._judge is not None and self.contains(key) else None
+
+    def declines(self, page: Page) -> bool:
+        """Whether storing the page would cost one that is worth more."""
+        if self._judge is None or page.history is None or self._free or page.key in self._children:
+            return False
+        if self.retains is not None and self.retains.is_pinned(page.key):
+            return False
+        slot = self._victim(page.parent)
+        return slot is not None and self._judge.worth_of(page.history) < self._judge.worth(slot)
 
     def keys(self) -> list[ContentKey]:
         return [key for key, slot in self._slot_of.items() if slot not in self._writing]
 
     def pages(self) -> list[Page]:
         """Those that can be found, in the order in which they came."""
-        return [self._page_of[slot] for slot in self._slot_of.values() if slot not in self._writing]
+        return [self.page(slot) for slot in self._slot_of.values() if slot not in self._writing]
 
     # -- changes ------------------------------------------------------------------------------------------------
 
     def prepare_store(self, page: Page) -> int | None:
-        """A slot for a page that is not known; drops another page if there is no free one. None: no room."""
-        if page.key in self._slot_of or (not self._free and self._evict(page.parent) == 0):
+        """A slot for a page that is not known; drops another page if there is no free one. None: no room.
+
+        REQUIRES: it is not declined.
+        """
+        if page.key in self._slot_of:
             return None
+        if not self._free:
+            victim = self._victim(page.parent)
+            if victim is None:
+                return None
+            self.evicted += 1
+            self._drop(victim)
         slot = self._free.pop()
         self._enter(slot, page)
         self._writing.add(slot)
@@ -154,6 +185,14 @@ class SlotBook:
         self.policy.hit(np.array(used, np.int64))
         self._release(used)
         self._offer_leaves(used)
+
+    def remember(self, pages: Iterable[Page]) -> None:
+        """What these pages know of themselves counts here too, from now on."""
+        for page in pages:
+            if self._judge is not None and page.history is not None and self.contains(page.key):
+                slot = self._slot_of[page.key]
+                self._judge.take_over(slot, page.history)
+                self._offer_leaves([slot])
 
     def forget(self, keys: Iterable[ContentKey]) -> list[int]:
         """Drops pages; returns their slots, those being read included. Pages being written stay."""
@@ -213,7 +252,7 @@ class SlotBook:
         first = self.policy
         slots = [slot for slot in self._page_of if slot not in self._writing]
         may_go = [slot for slot in slots if not self._is_held(slot) and self._is_leaf(slot)]
-        self.policy = Partitioned(self.num_slots, lambda size: make(first.name, size), first, slots, may_go)
+        self._set_policy(Partitioned(self.num_slots, lambda size: make(first.name, size), first, slots, may_go))
         for slot in slots:
             self.rerank(self._page_of[slot].key)
 
@@ -249,6 +288,10 @@ class SlotBook:
         self.num_slots = num_slots
         self.policy.resize(num_slots)
 
+    def _set_policy(self, policy: EvictionPolicy) -> None:
+        self.policy = policy
+        self._judge = policy if isinstance(policy, JudgingPolicy) else None
+
     # -- inside -------------------------------------------------------------------------------------------------
 
     def _give_back(self, slot: int) -> None:
@@ -263,27 +306,36 @@ class SlotBook:
 
     def _arrive(self, slots: Sequence[int]) -> None:
         """Pages that can be found from now on."""
-        keys = [int.from_bytes(self._page_of[slot].key[:8], "little") for slot in slots]
+        keys = [int.from_bytes(self._page_of[slot].key[:8], "little") for slot in slots if self.policy.uses_keys]
         self.policy.enter(np.array(slots, np.int64), np.array(keys, np.uint64))
-        self._release(slots)
+        self._begin(slots)
         if self.retains is not None:
             self._pin(slots)
         self._offer_leaves(slots)
+
+    def _begin(self, slots: Sequence[int]) -> None:
+        """Pages that have entered count from their history, or else from now."""
+        new = list(slots)
+        if self._judge is not None:
+            for slot in slots:
+                history = self._page_of[slot].history
+                if history is not None:
+                    self._judge.take_over(slot, history)
+                    new.remove(slot)
+        if new:
+            self._release(new)
 
     def _offer_leaves(self, slots: Iterable[int]) -> None:
         leaves = [slot for slot in slots if self._is_leaf(slot) and not self._is_held(slot)]
         if leaves:
             self.policy.offer(np.array(leaves))
 
-    def _evict(self, keep: ContentKey) -> int:
-        """Drops one page, but not ``keep``, under which the new one will hang. Returns how many."""
-        kept = self._slot_of.get(keep)
-        for slot in self.victims(2):
-            if slot != kept:
-                self.evicted += 1
-                self._drop(slot)
-                return 1
-        return 0
+    def _victim(self, keep: ContentKey) -> int | None:
+        """The page to go first, but not ``keep``, under which the new one will hang."""
+        slot = self.policy.victim()
+        if slot is None or self._page_of[slot].key != keep:
+            return slot
+        return next((other for other in self.victims(2) if other != slot), None)
 
     def _drop(self, slot: int) -> None:
         self.policy.leave(np.array([slot]))

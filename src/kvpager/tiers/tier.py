@@ -10,6 +10,10 @@ was prepared is completed exactly once, also if moving its bytes failed.
 
 Lower tiers are found by content key: full pages are immutable, so a copy under a key is right for ever. A failed store
 is a page that is not there; a failed load is a miss, and the tier forgets the page.
+
+Where the eviction policy judges, a page moves with its history, and a full tier declines one that is worth less than
+what would have to go for it. An exclusive tier holds no page that came up from it: whoever brought that up has it drop
+its copy once the device's is published, and the page goes down again when it leaves the device.
 """
 
 from collections.abc import Sequence
@@ -19,6 +23,7 @@ from typing import Protocol
 import numpy as np
 
 from kvpager.errors import TierError
+from kvpager.eviction.policy import History
 from kvpager.types import ContentKey, TierKind
 
 
@@ -41,11 +46,13 @@ class Page:
     """A page as the tiers know it. ``parent``: the key of the page before it; leaves are dropped before their parents.
 
     With several layer groups each group's block of a page has a key of its own (prefix/hashing.py, ``block_key``).
+    ``history``: what a policy that judges knows of it; None of a page that is in use, or that was found at a restart.
     """
 
     key: ContentKey
     parent: ContentKey
     group: int = 0
+    history: History | None = field(default=None, compare=False)
 
 
 @dataclass(slots=True)
@@ -112,7 +119,8 @@ class TierStatistics:
 
     ``state``: "ok", or what is wrong and since when it is not used. ``hits``: pages that were asked for and found.
     ``quarantined``: pages whose bytes were wrong; they are misses for ever. ``evicted``: dropped by the policy.
-    ``refused``: stores that found no room or a tier that takes none.
+    ``refused``: stores that found no room or a tier that takes none. ``declined``: of pages that are worth less than
+    what would have had to go for them.
     """
 
     name: str
@@ -125,6 +133,7 @@ class TierStatistics:
     refused: int = 0
     quarantined: int = 0
     failures: dict[str, int] = field(default_factory=dict)
+    declined: int = 0
 
 
 class Tier(Protocol):
@@ -143,6 +152,7 @@ class LowerTier(Tier, PageSource, PageTarget, Protocol):
     """Storage below the device."""
 
     is_persistent: bool  # outlives the process
+    is_exclusive: bool  # holds no page that came up from it
     load_threads: int  # workers that may read at once
     store_threads: int
 
@@ -158,8 +168,13 @@ class LowerTier(Tier, PageSource, PageTarget, Protocol):
         """Bookkeeping thread: what ``probe`` found out. None: no answer came (``blame`` was told); ask later again."""
         ...
 
+    def declines(self, page: Page) -> bool:
+        """Whether the tier is full of pages that are worth more, so that it does not store this one."""
+        ...
+
     def prepare_store(self, page: Page) -> Slot | None:
-        """Room for one page, if need be by dropping others. None if it is known already, or there is no room now."""
+        """Room for one page, if need be by dropping others. None if it is known already or declined, or there is no
+        room now."""
         ...
 
     def complete_store(self, slot: Slot, error: TierError | None) -> None:
@@ -178,8 +193,17 @@ class LowerTier(Tier, PageSource, PageTarget, Protocol):
         """These pages were used, so others go before them."""
         ...
 
+    def history(self, key: ContentKey) -> History | None:
+        """What a policy that judges knows of a page that is there."""
+        ...
+
+    def remember(self, pages: Sequence[Page]) -> None:
+        """These pages leave the device: their histories count from now on, where the tier has the pages."""
+        ...
+
     def victims(self, count: int) -> list[Page]:
-        """Pages that will be dropped next, the first to go first: who wants to keep them writes them further down."""
+        """Pages that will be dropped next, the first to go first: who wants to keep them writes them further down.
+        With their histories, and so ``pages``."""
         ...
 
     def pages(self) -> list[Page]:

@@ -28,6 +28,7 @@ def open_disk(
         read_only=options.read_only,
         direct=options.direct,
         allow_shared=options.allow_shared,
+        exclusive=options.exclusive,
         seal=seal,
         packing=Zstd() if options.compress else None,
     )

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from kvpager.errors import ConfigError, InvariantError, TierError, TierFull, WrongContent
-from kvpager.eviction.policy import EvictionPolicy
+from kvpager.eviction.policy import EvictionPolicy, History
 from kvpager.tiers.disk.contents import Contents, FoundSlab, by_age, keys_of, read_contents
 from kvpager.tiers.disk.extents import Extents, Place
 from kvpager.tiers.disk.faults import describe_full, word
@@ -40,7 +40,8 @@ class DiskStore:
 
     ``direct``: past the page cache; "auto" where the file system can. ``read_only``: uses what another process writes,
     takes no lock, and shows what was there when it was opened or last refreshed. ``allow_shared``: also a folder
-    that is open to others, or a link. Raises ConfigError where the folder can't or must not be used.
+    that is open to others, or a link. ``exclusive``: holds no page that came up from it. Raises ConfigError where the
+    folder can't or must not be used.
     """
 
     kind = TierKind.DISK
@@ -62,10 +63,12 @@ class DiskStore:
         direct: bool | str = "auto",
         read_only: bool = False,
         allow_shared: bool = False,
+        exclusive: bool = False,
         seal: "Seal | None" = None,
         packing: "Packing | None" = None,
     ) -> None:
         self.page_bytes = page_bytes
+        self.is_exclusive = exclusive
         self._clock = clock
         self._direct = direct
         self._make_policy = make_policy
@@ -86,7 +89,7 @@ class DiskStore:
         self._writes = Health(clock, failures_to_open=1)  # not ok: the slabs that are there can't be written
         self._stored, self._loaded = TransferCounts(), TransferCounts()
         self._failures: Counter[str] = Counter()
-        self._refused = self._quarantined = 0
+        self._refused = self._declined = self._quarantined = 0
         self._lost: list[Slab] = []  # open until nothing moves
         self._doomed: set[int] = set()  # slots to be emptied as soon as nobody reads them
         self._open()
@@ -174,8 +177,14 @@ class DiskStore:
 
     # -- stores -------------------------------------------------------------------------------------------------
 
+    def declines(self, page: Page) -> bool:
+        return self._book.declines(page)
+
     def prepare_store(self, page: Page) -> Slot | None:
         if self._book.is_known(page.key):
+            return None
+        if self._book.declines(page):
+            self._declined += 1
             return None
         index = self._book.prepare_store(page) if self._takes_writes() else None
         if index is None:
@@ -253,6 +262,12 @@ class DiskStore:
 
     def touch(self, keys: Sequence[ContentKey]) -> None:
         self._book.touch(keys)
+
+    def history(self, key: ContentKey) -> History | None:
+        return self._book.history(key)
+
+    def remember(self, pages: Sequence[Page]) -> None:
+        self._book.remember(pages)
 
     def forget(self, keys: Sequence[ContentKey]) -> None:
         self._make_stale(self._book.forget(keys))
@@ -342,6 +357,7 @@ class DiskStore:
             loaded=self._loaded,
             evicted=self._book.evicted,
             refused=self._refused,
+            declined=self._declined,
             quarantined=self._quarantined,
             failures=dict(self._failures),
         )

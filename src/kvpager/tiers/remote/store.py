@@ -18,6 +18,7 @@ from queue import Empty, SimpleQueue
 import numpy as np
 
 from kvpager.errors import InvariantError, TierError, TierFull, WrongContent
+from kvpager.eviction.policy import History
 from kvpager.tiers.health import Health
 from kvpager.tiers.remote.object_format import ObjectFormat
 from kvpager.tiers.remote.object_store import ErrorReply, Missing, ObjectStore, TooLate, Unreachable
@@ -59,6 +60,7 @@ class RemoteStore:
     kind = TierKind.REMOTE
     name = "remote"
     is_persistent = True
+    is_exclusive = False  # others may need what came up here
     load_threads = 4  # they wait for the network most of the time
     store_threads = 2
 
@@ -114,6 +116,9 @@ class RemoteStore:
             self._reading.succeeded()
         self._verdicts.learn(keys, found)
 
+    def declines(self, page: Page) -> bool:
+        return False  # the store's own rules say what goes
+
     def prepare_store(self, page: Page) -> Slot | None:
         if page.key in self._storing or self._verdicts.get(page.key):
             return None
@@ -166,6 +171,12 @@ class RemoteStore:
 
     def touch(self, keys: Sequence[ContentKey]) -> None:
         pass  # who goes first is the remote's business
+
+    def history(self, key: ContentKey) -> History | None:
+        return None
+
+    def remember(self, pages: Sequence[Page]) -> None:
+        pass
 
     def victims(self, count: int) -> list[Page]:
         return []
