@@ -115,6 +115,18 @@ def test_lru_at_every_capacity_with_its_error(kvpager: Call, trace: str, tmp_pat
     assert curve[max(curve)] > 0
 
 
+def test_requests_can_come_when_those_of_another_trace_do(kvpager: Call, trace: str, tmp_path: Path) -> None:
+    at_once = tmp_path / "arrivals.csv"
+    lines = [f"2023-11-16 18:00:00.{number:07d},10,10" for number in range(3)]
+    at_once.write_text("\n".join(["TIMESTAMP,ContextTokens,GeneratedTokens", *lines]) + "\n")
+    asked = ("--capacity", "100%", "--policy", "lru", "--concurrency")
+    live = [
+        json.loads(kvpager("replay", trace, *asked, *more, "--json", "-").out)["results"][0]["concurrency"]["mean_live"]
+        for more in ((), ("--arrivals", str(at_once)))
+    ]
+    assert live[0] < live[1]
+
+
 @pytest.mark.parametrize(
     ("argv", "told"),
     [

@@ -81,7 +81,7 @@ class Judging(LRU):
             self.uses[block] += 1
 
     def below(self, num_blocks: int) -> "Judging":
-        return Judging(num_blocks)
+        return type(self)(num_blocks)
 
     def history(self, block: int) -> History:
         return History(0.0, self.uses[block], 0)
@@ -112,3 +112,17 @@ def test_a_policy_that_judges_decides_what_goes_down_and_a_page_keeps_its_histor
     assert judge.history(0).uses == 3
     assert (cache.counts[1].stored, cache.counts[1].refused) == (3, 2)
     assert SimulatedCache(trace_of(chains), plan).levels[1].judge is None
+
+
+def test_a_page_that_others_below_hang_under_is_kept_whatever_it_is_worth() -> None:
+    class Partial(Judging):
+        def worth_of(self, history: History) -> float:
+            return 0.0  # so nothing is worth a place that is taken
+
+    chains = [[0], [1, 2], [3, 4], [1, 2]]  # 2 goes down beside 0, and then 1, which 2 hangs under
+    cache = SimulatedCache(trace_of(chains), plans(2, 2), make=lambda name, num_blocks, clock: Partial(num_blocks))
+    for request in range(len(chains)):
+        cache.depart(request, cache.arrive(request, float(request)), float(request))
+        cache.check()
+    assert cache.found.tolist() == [[0, 0, 0, 0], [0, 0, 0, 2]]
+    assert cache.counts[1].refused == 0

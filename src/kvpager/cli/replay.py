@@ -41,6 +41,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--format", metavar="NAME", help="of the file, where it can't be told from it")
     parser.add_argument("--skip-bad", action="store_true", help="leave damaged lines out instead of stopping there")
+    parser.add_argument("--page-tokens", type=int, metavar="N", help="join pages into larger ones of so many tokens")
     _add_sizes(parser)
     _add_concurrency(parser)
     parser.add_argument(
@@ -71,6 +72,7 @@ def _add_concurrency(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--token-seconds", type=float, default=0.03, metavar="S", help="for each token answered (default 0.03)"
     )
+    group.add_argument("--arrivals", metavar="FILE", help="another trace, whose requests say when these come")
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -81,7 +83,11 @@ def run(arguments: argparse.Namespace) -> int:
     chosen_options(arguments)  # nothing here needs them, but a wrong file or variable is wrong everywhere
     _check_files(arguments)
     weight = kv_bytes_per_token(arguments.bytes_per_token, arguments.model)
-    trace = read_trace(arguments.trace, format=arguments.format, skip_bad=arguments.skip_bad)
+    trace = read_trace(
+        arguments.trace, format=arguments.format, skip_bad=arguments.skip_bad, page_tokens=arguments.page_tokens
+    )
+    if arguments.arrivals is not None:
+        trace = trace.with_arrivals(read_trace(arguments.arrivals, skip_bad=arguments.skip_bad))
     asked = _asked(arguments, trace, weight)
     with progress_over(len(trace.times), sys.stderr) as watch:
         rows = compare(trace, asked, watch)

@@ -17,8 +17,8 @@ import numpy as np
 
 from kvpager.eviction.make import make_policy
 from kvpager.eviction.policy import EvictionPolicy, History, JudgingPolicy, StopReason, Use
-from kvpager.simulator.ages import NUM_BUCKETS, bucket_of
-from kvpager.simulator.replay_level import Gone, Level
+from kvpager.simulator.ages import NUM_BUCKETS, count_ages
+from kvpager.simulator.replay_level import Level
 from kvpager.simulator.trace import Trace
 
 
@@ -80,6 +80,7 @@ class SimulatedCache:
         self.age_at_eviction = np.zeros((len(plans), NUM_BUCKETS), np.int64)
         self.occupancy = np.zeros(len(trace.times), np.int32)  # pages on the device when a request has come
         self.num_cut = 0  # requests of which not all pages fit
+        self._gone: list[list[int]] = [[] for _ in plans]  # pages that left each level since they were counted
         self._matched = np.zeros(len(trace.times), np.float32)  # share of the prompt
         self._last_request = np.full(len(trace.parent), -1, np.int32)  # that asked for a page
 
@@ -109,6 +110,7 @@ class SimulatedCache:
         coming = pages[depth : depth + len(below)]
         histories = self._bring_up(coming, below)
         self._make_room(0, len(pages) - depth)
+        self._count_gone()
         device.enter(pages[depth:])
         if histories:
             device.take_over(coming, histories)
@@ -165,29 +167,43 @@ class SimulatedCache:
                 level.let_go(here, self._use(request, here.item(-1)))
 
     def _make_room(self, at: int, count: int) -> None:
-        for gone in self.levels[at].evict(count):
-            self._note_gone(at, gone)
+        gone = self.levels[at].evict(count)
+        if at + 1 == len(self.levels):
+            self._gone[at].extend(gone)
+        else:
+            for page in gone:
+                self._offer_below(at, page)
 
-    def _note_gone(self, at: int, gone: Gone) -> None:
-        """A page has left level ``at`` for want of room: the next one may take it."""
-        self.counts[at].evicted += 1
-        asked = self._trace.times.item(self._last_request.item(gone.page))
-        self.age_at_eviction[at, bucket_of(self._clock.now - asked)] += 1
-        if at + 1 < len(self.levels) and self.levels[at + 1].slot_of.item(gone.page) < 0:
-            if self._is_worth_keeping(at + 1, gone) and self._store(at + 1, gone):
-                self.counts[at + 1].stored += 1
-            else:
-                self.counts[at + 1].refused += 1
+    def _offer_below(self, at: int, page: int) -> None:
+        """A page has left level ``at`` for want of room: the next one, if there is one, may take it."""
+        self._gone[at].append(page)
+        if at + 1 == len(self.levels):
+            return
+        below, history = self.levels[at + 1], self.levels[at].history_of_gone
+        if below.slot_of.item(page) >= 0:
+            return
+        if self._is_worth_keeping(at + 1, page, history):
+            last = self._last_request.item(page)
+            for victim in below.store(page, self._use(last, page), history):
+                self._offer_below(at + 1, victim)
+        if below.slot_of.item(page) >= 0:
+            self.counts[at + 1].stored += 1
+        else:
+            self.counts[at + 1].refused += 1
 
-    def _is_worth_keeping(self, at: int, gone: Gone) -> bool:
-        """Whether a page that left the level above is to be copied into level ``at``, which doesn't have it."""
-        return gone.history is None or self.levels[at].would_take(gone.history)
+    def _count_gone(self) -> None:
+        for at, pages in enumerate(self._gone):
+            if pages:
+                self.counts[at].evicted += len(pages)
+                asked = self._trace.times[self._last_request[pages]]
+                self.age_at_eviction[at] += count_ages(self._clock.now - asked)
+                pages.clear()
 
-    def _store(self, at: int, gone: Gone) -> bool:
-        level, last = self.levels[at], self._last_request.item(gone.page)
-        for victim in level.store(gone.page, self._use(last, gone.page), gone.history):
-            self._note_gone(at, victim)
-        return level.slot_of.item(gone.page) >= 0
+    def _is_worth_keeping(self, at: int, page: int, history: History | None) -> bool:
+        """Whether a page that left the level above is to be copied into level ``at``, which doesn't have it: if others
+        there could not be reached without it, or if it is worth more than what would go for it."""
+        level = self.levels[at]
+        return history is None or level.has_children_of(page) or level.would_take(history)
 
     def _use(self, request: int, page: int) -> Use:
         """What the policies are told of a request when pages go, of which ``page`` is the last."""

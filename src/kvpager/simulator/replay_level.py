@@ -6,7 +6,7 @@ hangs here.
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy as np
 
@@ -14,14 +14,6 @@ from kvpager.errors import InvariantError
 from kvpager.eviction.policy import EvictionPolicy, History, JudgingPolicy, Use
 
 _NOWHERE = -1
-
-
-@dataclass(frozen=True, slots=True)
-class Gone:
-    """A page that left for want of room, and what a policy that judges pages knew of it."""
-
-    page: int
-    history: History | None
 
 
 class Level:
@@ -51,6 +43,7 @@ class Level:
         self._free = list(range(capacity - 1, -1, -1))
         self._ids = np.arange(capacity)
         self.num_live = 0  # slots with users
+        self.history_of_gone: History | None = None  # what the judge knew of the page that ``evict`` gave last
 
     # -- questions ----------------------------------------------------------------------------------------------
 
@@ -67,6 +60,9 @@ class Level:
         """How many of a chain of pages are here, from its first on, without a gap."""
         missing = self.slot_of[pages] < 0
         return int(missing.argmax()) if missing.any() else len(pages)
+
+    def has_children_of(self, page: int) -> bool:
+        return self._children.item(page) > 0
 
     def histories(self, pages: np.ndarray) -> list[History]:
         """What is known of pages that are here. REQUIRES: a judge."""
@@ -92,14 +88,15 @@ class Level:
             self.num_live += len(slots) - int(np.count_nonzero(users))
             self._users[slots] = users + 1
 
-    def evict(self, count: int) -> Iterator[Gone]:
+    def evict(self, count: int) -> Iterator[int]:
         """The pages that go to make ``count`` slots free, as each of them goes; fewer where no more may go."""
         policy, slot_of, children, parents = self.policy, self.slot_of, self._children, self._parent
         for _ in range(count - len(self._free)):
             slot = policy.victim()
             if slot is None:
                 return
-            history = None if self.judge is None else self.judge.history(slot)
+            if self.judge is not None:
+                self.history_of_gone = self.judge.history(slot)
             policy.leave(self._ids[slot : slot + 1])
             page = self._page_in.item(slot)
             slot_of[page] = _NOWHERE
@@ -109,7 +106,7 @@ class Level:
             children[parent] = left
             if not left:
                 self._offer(slot_of.item(parent))
-            yield Gone(page, history)
+            yield page
 
     def enter(self, pages: np.ndarray) -> None:
         """Pages of one chain come into free slots, and are held. REQUIRES: so many slots are free, none is here."""
@@ -148,7 +145,7 @@ class Level:
             if len(leaves):
                 self.policy.offer(leaves)
 
-    def store(self, page: int, use: Use, history: History | None) -> Iterator[Gone]:
+    def store(self, page: int, use: Use, history: History | None) -> Iterator[int]:
         """One page from the level above comes in; yields what goes for it. It stays out where nothing may go."""
         parent = self._parent.item(page)
         above = self.slot_of.item(parent)
