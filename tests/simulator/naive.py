@@ -71,12 +71,15 @@ class NaiveLevels:
         victim = min(leaves, key=lambda page: level[page])
         del level[victim]
         self.evicted[at] += 1
-        if at + 1 < len(self.stamps) and victim not in self.stamps[at + 1]:
-            self._store(at + 1, victim)
+        below = range(at + 1, len(self.stamps))
+        if not any(victim in self.stamps[to] for to in below):
+            any(self._store(to, victim) for to in below)  # the nearest that takes it
         return True
 
-    def _store(self, at: int, page: int) -> None:
+    def _store(self, at: int, page: int) -> bool:
         held = {int(self.trace.parent[page])} | {each for each, place in self.coming_up.items() if place == at}
-        if len(self.stamps[at]) < self.capacities[at] or self._evict(at, held):
-            self.stamps[at][page] = self._tick()
-            self.stored[at] += 1
+        if len(self.stamps[at]) == self.capacities[at] and not self._evict(at, held):
+            return False
+        self.stamps[at][page] = self._tick()
+        self.stored[at] += 1
+        return True

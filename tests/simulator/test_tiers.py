@@ -126,3 +126,16 @@ def test_a_page_that_others_below_hang_under_is_kept_whatever_it_is_worth() -> N
         cache.check()
     assert cache.found.tolist() == [[0, 0, 0, 0], [0, 0, 0, 2]]
     assert cache.counts[1].refused == 0
+
+
+def test_a_tier_hears_what_the_device_knew_of_a_page_that_both_have() -> None:
+    chains = [[0], [1], [0], [0], [1]]
+    trace = trace_of(chains)
+    made = [LevelPlan("device", 1, "lru"), LevelPlan("host", 2, "lru")]
+    cache = SimulatedCache(trace, made, inclusive=True, make=lambda name, num_blocks, clock: Judging(num_blocks))
+    for request in range(len(chains)):
+        cache.depart(request, cache.arrive(request, float(request)), float(request))
+        cache.check()
+    host = cache.levels[1]
+    assert cache.counts[1].stored == 2
+    assert [history.uses for history in host.histories(np.array([0]))] == [3]

@@ -4,7 +4,7 @@
                       pages victims leave; then all pages of the request are held
     depart(request)   they are let go, the last page first
 
-A page that leaves a level is offered to the one below, as the product does with what it drops. *Exclusive*: a page
+A page that leaves a level goes to the nearest one below that takes it, as in the product. *Exclusive*: a page
 that comes up leaves the level it was in, so the levels together hold as many pages as their capacities. *Inclusive*: it
 stays there too, so that dropping it from the device later costs no copy. Knows the order of events that its callers
 choose, and no clock but the trace's.
@@ -175,21 +175,25 @@ class SimulatedCache:
                 self._offer_below(at, page)
 
     def _offer_below(self, at: int, page: int) -> None:
-        """A page has left level ``at`` for want of room: the next one, if there is one, may take it."""
+        """A page has left level ``at`` for want of room: unless a level below has it, the nearest that takes it gets it."""
         self._gone[at].append(page)
-        if at + 1 == len(self.levels):
-            return
-        below, history = self.levels[at + 1], self.levels[at].history_of_gone
-        if below.slot_of.item(page) >= 0:
-            return
-        if self._is_worth_keeping(at + 1, page, history):
-            last = self._last_request.item(page)
-            for victim in below.store(page, self._use(last, page), history):
-                self._offer_below(at + 1, victim)
-        if below.slot_of.item(page) >= 0:
-            self.counts[at + 1].stored += 1
-        else:
-            self.counts[at + 1].refused += 1
+        history, below = self.levels[at].history_of_gone, range(at + 1, len(self.levels))
+        owners = [to for to in below if self.levels[to].slot_of.item(page) >= 0]
+        if history is not None:
+            for to in owners:
+                self.levels[to].remember(page, history)
+        for to in () if owners else below:
+            if self._is_worth_keeping(to, page, history) and self._store(to, page, history):
+                self.counts[to].stored += 1
+                break
+            self.counts[to].refused += 1
+
+    def _store(self, at: int, page: int, history: History | None) -> bool:
+        """Whether there was room."""
+        level, last = self.levels[at], self._last_request.item(page)
+        for victim in level.store(page, self._use(last, page), history):
+            self._offer_below(at, victim)
+        return level.slot_of.item(page) >= 0
 
     def _count_gone(self) -> None:
         for at, pages in enumerate(self._gone):
@@ -200,10 +204,10 @@ class SimulatedCache:
                 pages.clear()
 
     def _is_worth_keeping(self, at: int, page: int, history: History | None) -> bool:
-        """Whether a page that left the level above is to be copied into level ``at``, which doesn't have it: if others
-        there could not be reached without it, or if it is worth more than what would go for it."""
+        """Whether a page that left a level above is to be copied into level ``at``: if others there could not be
+        reached without it, or if it is worth as much as what would go for it. As tiers/slot_book.py decides."""
         level = self.levels[at]
-        return history is None or level.has_children_of(page) or level.would_take(history)
+        return history is None or level.has_children_of(page) or level.would_take(page, history)
 
     def _use(self, request: int, page: int) -> Use:
         """What the policies are told of a request when pages go, of which ``page`` is the last."""

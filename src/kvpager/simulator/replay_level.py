@@ -69,13 +69,18 @@ class Level:
         assert self.judge is not None
         return [self.judge.history(slot) for slot in self.slot_of[pages].tolist()]
 
-    def would_take(self, history: History) -> bool:
-        """Whether a page is worth more than the one that would have to go for it. REQUIRES: a judge."""
+    def would_take(self, page: int, history: History) -> bool:
+        """Whether a page is worth as much as the one that would have to go for it. REQUIRES: a judge."""
+        assert self.judge is not None
         if self._free:
             return True
         victim = self.policy.victim()
-        assert self.judge is not None
-        return victim is not None and self.judge.worth_of(history) > self.judge.worth(victim)
+        if victim is not None and victim == self.slot_of.item(self._parent.item(page)):  # it would hang under this one
+            above = self._ids[victim : victim + 1]
+            self.policy.withdraw(above)
+            victim = self.policy.victim()
+            self.policy.offer(above)
+        return victim is not None and self.judge.worth_of(history) >= self.judge.worth(victim)
 
     # -- changes ------------------------------------------------------------------------------------------------
 
@@ -167,6 +172,14 @@ class Level:
             self.judge.take_over(slot, history)
         if not self._children.item(page):
             self.policy.offer(ids)
+
+    def remember(self, page: int, history: History) -> None:
+        """A level above, which had this page too, drops it and tells what it knew. REQUIRES: a judge."""
+        assert self.judge is not None
+        slot = self.slot_of.item(page)
+        self.judge.take_over(slot, history)
+        if not self._children.item(page):
+            self._offer(slot)
 
     def take_out(self, pages: np.ndarray) -> None:
         """Pages of one chain that were found here leave for another level. REQUIRES: nobody holds them."""
