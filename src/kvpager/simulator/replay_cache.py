@@ -175,7 +175,7 @@ class SimulatedCache:
                 self._offer_below(at, page)
 
     def _offer_below(self, at: int, page: int) -> None:
-        """A page has left level ``at`` for want of room: unless a level below has it, the nearest that takes it gets it."""
+        """A page has left level ``at``: unless a level below has it, the nearest that takes it gets it."""
         self._gone[at].append(page)
         history, below = self.levels[at].history_of_gone, range(at + 1, len(self.levels))
         owners = [to for to in below if self.levels[to].slot_of.item(page) >= 0]
