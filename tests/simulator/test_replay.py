@@ -7,8 +7,9 @@ from kvpager.errors import ConfigError
 from kvpager.eviction.make import POLICIES
 from kvpager.eviction.policy import EvictionPolicy, StopReason, Use
 from kvpager.simulator.ages import NUM_BUCKETS, bucket_of, bucket_start, count_ages
+from kvpager.simulator.page_keys import page_keys
 from kvpager.simulator.replay import PATHS, replay, replay_levels, run
-from kvpager.simulator.replay_cache import LevelPlan, ReplayClock, SimulatedCache, page_keys
+from kvpager.simulator.replay_cache import LevelPlan, ReplayClock, SimulatedCache
 from kvpager.simulator.report import TraceFacts
 from kvpager.types import Clock
 from tests.simulator.forest import PAGE_TOKENS, random_trace, trace_of

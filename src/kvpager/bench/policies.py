@@ -156,8 +156,9 @@ def _head(trace: Trace, references: int) -> Trace:
 
 
 def _speeds(trace: Trace, case: Case, budget: float) -> Iterable[Result]:
-    names = [name for name in PATHS if name == OPTIMUM or name in POLICIES]
     capacity = trace.capacity(f"{case.timed:g}%")
+    known = [name for name in PATHS if name == OPTIMUM or name in POLICIES]
+    names = [name for name in known if PATHS[name](trace, capacity) is not None]
     calls: list[Callable[..., object]] = [partial(PATHS[name], trace, capacity) for name in names]
     times = run_in_turn(calls, budget, least=3)
     for at, name in enumerate(names):

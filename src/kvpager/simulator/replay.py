@@ -7,6 +7,7 @@ come in, and all of them are let go, the last one first. A request longer than t
 from collections.abc import Callable
 
 from kvpager.eviction.make import make_policy
+from kvpager.simulator.adaptive_path import replay_adaptive
 from kvpager.simulator.lru_path import replay_lru
 from kvpager.simulator.min_path import replay_min
 from kvpager.simulator.path import ReplayedPath
@@ -15,7 +16,11 @@ from kvpager.simulator.report import ReplayResult, TraceFacts, summarise, summar
 from kvpager.simulator.trace import Trace
 
 OPTIMUM = "min"  # knows the future, so it is no policy of the product
-PATHS: dict[str, Callable[[Trace, int], ReplayedPath]] = {"lru": replay_lru, OPTIMUM: replay_min}  # over arrays
+PATHS: dict[str, Callable[[Trace, int], ReplayedPath | None]] = {  # over arrays; None: there is no such way here
+    "lru": replay_lru,
+    "adaptive": replay_adaptive,
+    OPTIMUM: replay_min,
+}
 
 Progress = Callable[[int], None]  # told how many requests have been replayed, now and then
 _REPORT_EVERY = 256  # requests
@@ -23,8 +28,9 @@ _REPORT_EVERY = 256  # requests
 
 def replay(facts: TraceFacts, policy: str, capacity: int, progress: Progress | None = None) -> ReplayResult:
     """One policy at one capacity in blocks; over arrays where there is such a way, which finds the same."""
-    if policy in PATHS:
-        return summarise_path(facts, PATHS[policy](facts.trace, capacity))
+    path = PATHS[policy](facts.trace, capacity) if policy in PATHS else None
+    if path is not None:
+        return summarise_path(facts, path)
     return replay_levels(facts, [LevelPlan("device", capacity, policy)], progress=progress)
 
 

@@ -18,6 +18,7 @@ import numpy as np
 from kvpager.eviction.make import make_policy
 from kvpager.eviction.policy import EvictionPolicy, History, JudgingPolicy, StopReason, Use
 from kvpager.simulator.ages import NUM_BUCKETS, count_ages
+from kvpager.simulator.page_keys import page_keys
 from kvpager.simulator.replay_level import Level
 from kvpager.simulator.trace import Trace
 
@@ -224,12 +225,3 @@ class SimulatedCache:
         """Raises InvariantError unless the books of every level agree."""
         for level in self.levels:
             level.check()
-
-
-def page_keys(num_pages: int) -> np.ndarray:
-    """uint64[num_pages]: distinct and well spread, as the heads of content keys are (splitmix64; Steele, Lea and Flood
-    2014)."""
-    keys = np.arange(1, num_pages + 1, dtype=np.uint64) * np.uint64(0x9E3779B97F4A7C15)
-    keys = (keys ^ (keys >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-    keys = (keys ^ (keys >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    return keys ^ (keys >> np.uint64(31))

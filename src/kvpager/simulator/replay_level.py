@@ -5,6 +5,7 @@ time and no other level. What may go is what the product would let go: a page th
 hangs here.
 """
 
+from collections import deque
 from collections.abc import Iterator
 from dataclasses import replace
 
@@ -40,7 +41,7 @@ class Level:
         self._children = np.zeros(len(parent) + 1, np.int32)  # pages here that hang under a page, here or not
         self._page_in = np.full(capacity, _NOWHERE, np.int32)
         self._users = np.zeros(capacity, np.int32)  # requests and loads that hold a slot
-        self._free = list(range(capacity - 1, -1, -1))
+        self._free = deque(range(capacity))  # the one that is free for longest is taken first
         self._ids = np.arange(capacity)
         self.num_live = 0  # slots with users
         self.history_of_gone: History | None = None  # what the judge knew of the page that ``evict`` gave last
@@ -118,8 +119,7 @@ class Level:
         count = len(pages)
         if not count:
             return
-        slots = np.array(self._free[-count:][::-1], np.int32)
-        del self._free[-count:]
+        slots = np.array([self._free.popleft() for _ in range(count)], np.int32)
         self.slot_of[pages] = slots
         self._page_in[slots] = pages
         self._children[self._parent[pages]] += 1  # the parents in a chain are distinct
@@ -161,7 +161,7 @@ class Level:
         if not self._free:
             self._drop_child(parent)
             return
-        slot = self._free.pop()
+        slot = self._free.popleft()
         self.slot_of[page] = slot
         self._page_in[slot] = page
         ids = self._ids[slot : slot + 1]
@@ -189,7 +189,7 @@ class Level:
         self.policy.hit(slots)
         self.policy.leave(slots)
         self.slot_of[pages] = _NOWHERE
-        self._free.extend(slots[::-1].tolist())
+        self._free.extend(slots.tolist())
         parents = self._parent[pages]
         self._children[parents] -= 1
         for parent in parents[(self._children[parents] == 0) & (self.slot_of[parents] >= 0)].tolist():
