@@ -18,7 +18,8 @@ from kvpager.cache.lower_pages import LowerPages
 from kvpager.cache.prefix_match import PrefixMatch, PrefixMatcher, first_visible_page, page_labels
 from kvpager.cache.reclaim import Reclaimer
 from kvpager.cache.resize import resize_pool
-from kvpager.cache.retention import Retainer, Retention
+from kvpager.cache.retention import Retainer
+from kvpager.cache.retention_terms import Retention
 from kvpager.cache.sequence import Sequence, token_array
 from kvpager.cache.sequence_rows import SequenceRows
 from kvpager.cache.statistics import CacheStatistics, PrefixCounts
@@ -345,6 +346,7 @@ class PagedCache:
                     f"back; open the cache with a larger rewind (it is {self._rewind} tokens)"
                 )
         self._cut(seq, length)
+        self.retention.cut(seq)
         if seq.tokens is not None:
             del seq.tokens[length:]
 

@@ -13,13 +13,13 @@ It knows no order (eviction/partitioned.py does) and no quotas (cache/quotas.py)
 from array import array
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
-from enum import Enum
 from heapq import heappop, heappush
 from typing import TYPE_CHECKING
 
 from kvpager.cache.prefix_match import page_labels
-from kvpager.cache.quotas import Quotas, TenantUsage
+from kvpager.cache.quotas import Quotas
 from kvpager.cache.retained_pages import PageWishes, RetainedPages
+from kvpager.cache.retention_terms import Retained, Retention, RetentionStatistics, Verdict
 from kvpager.cache.sequence import token_array
 from kvpager.errors import ConfigError, InvariantError
 from kvpager.eviction.policy import EvictionPolicy
@@ -34,77 +34,6 @@ _NO_SCOPE = Scope()
 _CLOSE_SECONDS = 5.0  # for copies of pages that must not outlive the process
 
 
-class Verdict(Enum):
-    ACCEPTED = "accepted"
-    CLIPPED = "clipped"  # a part of it; the answer says which, and why not the rest
-    REFUSED = "refused"
-
-
-@dataclass(frozen=True, slots=True)
-class Retention:
-    """What is wanted for the tokens ``start .. stop-1`` of a sequence; ``stop`` None: as far as it goes.
-
-    Every page that holds one of them is meant; a pin holds the pages before as well. Raises ConfigError where nothing
-    is wanted or a value is out of range.
-    """
-
-    start: int = 0
-    stop: int | None = None
-    pin: bool = False
-    priority: int | None = None
-    seconds: float | None = None
-    ttl: float | None = None
-
-    def __post_init__(self) -> None:
-        if self.start < 0 or (self.stop is not None and self.stop <= self.start):
-            raise ConfigError(f"a retention of the tokens {self.start} to {self.stop} covers none; give start < stop")
-        if not self.pin and self.priority is None and self.ttl is None:
-            raise ConfigError("a retention that wants nothing: give pin, priority or ttl")
-        if self.priority is not None and not 0 <= self.priority <= 100:
-            raise ConfigError(f"a priority is between 0 (goes first) and 100, not {self.priority}")
-        for name, value, least in (("seconds", self.seconds, "above 0"), ("ttl", self.ttl, "at least 0")):
-            if value is not None and not (0 < value < float("inf") or (value == 0 and name == "ttl")):
-                raise ConfigError(f"{name} of a retention must be {least} and finite, not {value}")
-
-
-@dataclass(frozen=True, slots=True)
-class Retained:
-    """The answer: it holds for the tokens ``start .. stop-1``, which are ``pages`` whole pages, or why it does not.
-
-    ``id``: for ``release``; None where it was refused.
-    """
-
-    id: int | None
-    verdict: Verdict
-    reason: str
-    start: int = 0
-    stop: int = 0
-    pages: int = 0
-
-
-@dataclass(frozen=True, slots=True)
-class RetentionStatistics:
-    """``pages``: that some retention names, there or not, one for each layer group. ``pinned`` of ``max_pinned``.
-    ``dropped``: by times to live, by quotas, and pinned ones because nothing else was left. ``tenants``: who is known.
-    """
-
-    retentions: int
-    pages: int
-    pinned: int
-    max_pinned: int
-    dropped_by_ttl: int
-    dropped_by_quota: int
-    pins_yielded: int
-    tenants: dict[str, TenantUsage]
-
-    def __str__(self) -> str:
-        tenants = "".join(f"; {name or '(no tenant)'} {each}" for name, each in sorted(self.tenants.items()))
-        return (
-            f"retain   {self.retentions} retentions of {self.pages} pages, {self.pinned} of {self.max_pinned} pinned; "
-            f"dropped {self.dropped_by_ttl} by ttl, {self.dropped_by_quota} by quota, {self.pins_yielded} pins{tenants}"
-        )
-
-
 @dataclass(slots=True, eq=False)
 class _Record:
     """A retention in force. ``pinned``: pages from the first of the sequence on; ``named``: those of the range."""
@@ -113,8 +42,8 @@ class _Record:
     wish: Retention
     first: int  # page where the range begins
     num_pages: int = 0  # of the sequence, that were looked at
-    pinned: list[PageWishes] = field(default_factory=list)
-    named: list[PageWishes] = field(default_factory=list)
+    pinned: dict[ContentKey, PageWishes] = field(default_factory=dict)
+    named: dict[ContentKey, PageWishes] = field(default_factory=dict)
     reason: str = ""  # why a part is left out
     is_full: bool = False  # no more is pinned
     has_lost_rank: bool = False  # its seconds are over
@@ -250,6 +179,11 @@ class Retainer:
         answers = {record.id: self._answer(record) for record in records}
         seq.retained = tuple(each if each.id is None else answers.get(each.id, each) for each in seq.retained)
 
+    def cut(self, seq: "KVSequence") -> None:
+        """A sequence was truncated: what it held there stays retained, and so will be what comes in its place."""
+        for record in self._bound.get(seq, ()):
+            record.num_pages = min(record.num_pages, int(self._cache.rows.published[seq.row]))
+
     def let_go(self, sequences: Iterable["KVSequence"]) -> None:
         """These were freed: the times of their retentions begin."""
         if not self.is_used:
@@ -330,7 +264,7 @@ class Retainer:
             wish = record.wish
             if record.is_open or wish.pin or wish.seconds is not None or wish.ttl is not None:
                 continue
-            if not any(self._pages.is_anywhere(each.key) for each in record.named):
+            if not any(self._pages.is_anywhere(each.key) for each in record.named.values()):
                 swept += record.size
                 self._end(record)
         return swept
@@ -364,6 +298,7 @@ class Retainer:
         """The retention covers these pages too, which follow those it has; pins as far as they may."""
         wish = record.wish
         named = [each for page in pages[max(0, record.first - record.num_pages) :] for each in page]
+        named = [each for each in named if each.key not in record.named]  # after a truncation it may be the same again
         record.num_pages += len(pages)
         before = record.size
         for page in pages if wish.pin and not record.is_full else ():
@@ -373,8 +308,9 @@ class Retainer:
                 record.reason = f"pinned are {taken} pages of at most {most}, so the rest of these is not"
                 break
             for each in page:
-                self._pages.pin(each)
-            record.pinned += page
+                if each.key not in record.pinned:
+                    self._pages.pin(each)
+                    record.pinned[each.key] = each
         for each in named:
             if wish.priority is not None:
                 self._pages.rank(each, wish.priority)
@@ -382,7 +318,7 @@ class Retainer:
                 each.lives += 1
                 self._spare(each)
         if wish.priority is not None or wish.ttl is not None:
-            record.named += named
+            record.named |= {each.key: each for each in named}
         self._size += record.size - before
         for page in pages:
             for each in page:
@@ -412,7 +348,7 @@ class Retainer:
         if not is_content and record.wish.ttl is not None:
             self._let_rank_go(record)
             return
-        for each in record.named if is_content else ():
+        for each in record.named.values() if is_content else ():
             if each.lives == 1:  # no other retention gives it longer
                 each.is_doomed = True
                 self._doomed[each.key] = each
@@ -422,22 +358,22 @@ class Retainer:
     def _let_rank_go(self, record: _Record, *, keeps_rank: bool = False) -> None:
         """No pin and no priority from now on."""
         self._size -= len(record.pinned)
-        for each in record.pinned:
+        for each in record.pinned.values():
             self._pages.unpin(each)
             self._may_drop = True
         if record.wish.priority is not None and not record.has_lost_rank:
-            for each in record.named:
+            for each in record.named.values():
                 self._pages.unrank(each, record.wish.priority, is_kept=keeps_rank)
         record.has_lost_rank = True
-        pinned, record.pinned = record.pinned, []
-        for each in pinned:
+        pinned, record.pinned = record.pinned, {}
+        for each in pinned.values():
             self._pages.close(each)
 
     def _end(self, record: _Record, *, keeps_rank: bool = False) -> None:
         self._let_rank_go(record, keeps_rank=keeps_rank)
         del self._records[record.id]
         self._size -= len(record.named)
-        for each in record.named:
+        for each in record.named.values():
             each.lives -= record.wish.ttl is not None
             self._pages.close(each)
 
@@ -471,9 +407,9 @@ class Retainer:
         """Raises InvariantError unless pages know exactly what the retentions in force want of them."""
         wanted: dict[ContentKey, list[int]] = {}
         for record in self._records.values():
-            for each in record.pinned:
+            for each in record.pinned.values():
                 wanted.setdefault(each.key, [0, 0, 0])[0] += 1
-            for each in record.named:
+            for each in record.named.values():
                 counts = wanted.setdefault(each.key, [0, 0, 0])
                 counts[1] += record.wish.ttl is not None
                 counts[2] += record.wish.priority is not None and not record.has_lost_rank
