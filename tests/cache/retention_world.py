@@ -226,6 +226,7 @@ class RetentionWorld:
         seq = self.any()
         if seq is not None and self.layout.groups[-1].window is None:
             seq.truncate(self.random.randint(0, seq.length))
+            self.grow(seq)
 
     def retain(self) -> None:
         wish, scope, tokens = self.wish(), self.scope(), self.prompt()
@@ -309,6 +310,8 @@ class RetentionWorld:
                     held.wish = Retention(held.wish.start, held.wish.stop, ttl=held.wish.ttl)
                     if ranked:
                         self.ranks.update({page: self.rank(page) for page in held.pages})
+        if self.dying:
+            self.check_dying(f"operation {self.number}", self.look())
 
     # -- the model ----------------------------------------------------------------------------------------------
 

@@ -45,6 +45,7 @@ class _Record:
     pinned: dict[ContentKey, PageWishes] = field(default_factory=dict)
     named: dict[ContentKey, PageWishes] = field(default_factory=dict)
     reason: str = ""  # why a part is left out
+    num_pinned: int = 0  # pages of the sequence as it is, from its first on
     is_full: bool = False  # no more is pinned
     has_lost_rank: bool = False  # its seconds are over
     is_open: bool = False  # its sequence is not freed: pages may come, and no time has begun
@@ -75,7 +76,6 @@ class Retainer:
         self._due: list[tuple[float, int, bool]] = []  # a heap: when, whose, and whether the content ends then
         self._next_id = self._size = 0
         self._doomed: dict[ContentKey, PageWishes] = {}  # gone as soon as nobody uses, moves or pins them
-        self._may_drop = False  # some of them may be free to go
         self._dropped_by_ttl = 0
         self.is_used = False
 
@@ -129,7 +129,7 @@ class Retainer:
             record = self._records.get(id)
             if record is not None:
                 self._run_out(record, is_content)
-        if self._doomed and (self._may_drop or self._cache.lower is not None):
+        if self._doomed and (self._pages.has_changed or self._cache.lower is not None):
             self._drop_doomed()
         self._quotas.enforce()
         return self._cache.pool.num_free - free
@@ -170,19 +170,29 @@ class Retainer:
 
     def grown(self, seq: "KVSequence") -> None:
         """A sequence published pages."""
-        records = self._bound.get(seq, ())
+        records = [record for record in self._bound.get(seq, ()) if record.is_open]
         published = int(self._cache.rows.published[seq.row])
         for record in records:
             stop = self._last_page(record.wish.stop, published)
             if stop > record.num_pages:
-                self._extend(record, self._pages_behind(seq, record.num_pages, published)[: stop - record.num_pages])
-        answers = {record.id: self._answer(record) for record in records}
-        seq.retained = tuple(each if each.id is None else answers.get(each.id, each) for each in seq.retained)
+                self._extend(record, self._pages_behind(seq, record.num_pages, stop, published))
+        self._answer_again(seq, records)
 
     def cut(self, seq: "KVSequence") -> None:
         """A sequence was truncated: what it held there stays retained, and so will be what comes in its place."""
-        for record in self._bound.get(seq, ()):
-            record.num_pages = min(record.num_pages, int(self._cache.rows.published[seq.row]))
+        records = [record for record in self._bound.get(seq, ()) if record.is_open]
+        published = int(self._cache.rows.published[seq.row])
+        for record in records:
+            record.num_pages = min(record.num_pages, published)
+            if record.num_pinned > published:
+                record.num_pinned, record.is_full, record.reason = published, False, ""
+        self._answer_again(seq, records)
+        if self.is_used:
+            self.tick()
+
+    def _answer_again(self, seq: "KVSequence", records: list[_Record]) -> None:
+        answers = {record.id: self._answer(record) for record in records}
+        seq.retained = tuple(each if each.id is None else answers.get(each.id, each) for each in seq.retained)
 
     def let_go(self, sequences: Iterable["KVSequence"]) -> None:
         """These were freed: the times of their retentions begin."""
@@ -191,20 +201,19 @@ class Retainer:
         now = self._clock()
         for seq in sequences:
             for record in self._bound.pop(seq, ()):
-                if record.id in self._records:
+                if record.is_open:
                     record.is_open = False
                     wish = record.wish
                     if wish.pin or wish.seconds is not None or wish.ttl is not None:
                         self._start(record, now)
                     else:
                         self._end(record, keeps_rank=True)  # until another request uses the pages
-        self._may_drop = True
         self.tick()
 
     def suspend(self, seq: "KVSequence") -> None:
         """A request will go on with another sequence: only times to live outlast this one."""
         for record in self._bound.get(seq, ()):
-            if record.wish.ttl is None and record.id in self._records:
+            if record.wish.ttl is None and record.is_open:
                 self._end(record, keeps_rank=True)
 
     def close(self) -> None:
@@ -283,14 +292,15 @@ class Retainer:
             pages.append([self._pages.open(block_key(key, group), found[group]) for group in groups])
         return pages
 
-    def _pages_behind(self, seq: "KVSequence", first: int, published: int) -> list[list[PageWishes]]:
-        """Pages first .. published-1 of a sequence, which stands on the last of them."""
+    def _pages_behind(self, seq: "KVSequence", first: int, stop: int, published: int) -> list[list[PageWishes]]:
+        """Pages first .. stop-1 of a sequence, which stands on its page published-1."""
         index, groups = self._cache.index, range(self._cache.layout.num_groups)
         node, pages = seq._node, list[list[PageWishes]]()
-        for _ in range(published - first):
+        for page in range(published - 1, first - 1, -1):
             assert node is not None
-            key = index.key(node)
-            pages.append([self._pages.open(block_key(key, group), index.block(node, group)) for group in groups])
+            if page < stop:
+                key = index.key(node)
+                pages.append([self._pages.open(block_key(key, group), index.block(node, group)) for group in groups])
             node = index.parent(node)
         return pages[::-1]
 
@@ -311,6 +321,7 @@ class Retainer:
                 if each.key not in record.pinned:
                     self._pages.pin(each)
                     record.pinned[each.key] = each
+            record.num_pinned += 1
         for each in named:
             if wish.priority is not None:
                 self._pages.rank(each, wish.priority)
@@ -326,7 +337,7 @@ class Retainer:
 
     def _end_of(self, record: _Record) -> int:
         """Behind the last page for which all holds that was wanted."""
-        return len(record.pinned) // self._cache.layout.num_groups if record.is_full else record.num_pages
+        return record.num_pinned if record.is_full else record.num_pages
 
     def _answer(self, record: _Record) -> Retained:
         size, stop = self._cache.layout.page_size, self._end_of(record)
@@ -352,7 +363,7 @@ class Retainer:
             if each.lives == 1:  # no other retention gives it longer
                 each.is_doomed = True
                 self._doomed[each.key] = each
-                self._may_drop = True
+                self._pages.has_changed = True
         self._end(record)
 
     def _let_rank_go(self, record: _Record, *, keeps_rank: bool = False) -> None:
@@ -360,7 +371,6 @@ class Retainer:
         self._size -= len(record.pinned)
         for each in record.pinned.values():
             self._pages.unpin(each)
-            self._may_drop = True
         if record.wish.priority is not None and not record.has_lost_rank:
             for each in record.named.values():
                 self._pages.unrank(each, record.wish.priority, is_kept=keeps_rank)
@@ -372,6 +382,7 @@ class Retainer:
     def _end(self, record: _Record, *, keeps_rank: bool = False) -> None:
         self._let_rank_go(record, keeps_rank=keeps_rank)
         del self._records[record.id]
+        record.is_open = False
         self._size -= len(record.named)
         for each in record.named.values():
             each.lives -= record.wish.ttl is not None
@@ -387,7 +398,7 @@ class Retainer:
     def _drop_doomed(self) -> None:
         """What has run out goes from all tiers; what is used, pinned or moved goes later."""
         cache, lower = self._cache, self._cache.lower
-        self._may_drop = False
+        self._pages.has_changed = False
         due = [each for each in self._doomed.values() if not each.pins]
         here = [each.block for each in due if each.block is not None and cache.pool.refcount[each.block] == 0]
         if here:
