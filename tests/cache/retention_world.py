@@ -75,7 +75,7 @@ class RetentionWorld:
             size = 8 * self.layout.block_stride
             assemble.put_below(self.cache, [self.host], self.mover, self.clock, when, size, None)
         self.held: dict[int, Held] = {}
-        self.dying: set[Page] = set()  # run out, and not seen to be gone yet
+        self.dying: set[tuple[Page, int]] = set()  # in a layer group: run out, and not seen to be gone yet
         self.ranks: dict[Page, int] = {}  # of the last use
         self.quotas: dict[str, int] = {}
         self.keys: dict[Page, ContentKey] = {}
@@ -93,11 +93,11 @@ class RetentionWorld:
             name = self.random.choices(names, weights)[0]
             yielded = self.cache._reclaimer.pins_yielded
             pinned, ranked = self.pinned_pages(), self.evictable_pages()
-            self.touched = set()
+            self.touched, dropped = set(), self.num_dropped()
             getattr(self, name)()
             self.pass_time()
             after = self.look()
-            self.check(name, before, after, pinned, ranked, yielded)
+            self.check(name, before, after, pinned, ranked, yielded, dropped)
             before = after
             if self.number % self.check_every == 0:
                 self.cache.check()
@@ -156,14 +156,17 @@ class RetentionWorld:
         if held.wish.priority is not None:
             self.ranks.update({page: self.rank(page) for page in pages[held.wish.start // PAGE :]})
         if held.wish.ttl is not None:
-            self.dying.difference_update(pages[held.wish.start // PAGE :])
+            self.dying = {each for each in self.dying if each[0] not in held.pages}
         if held.wish.pin:
             held.pinned.update(pages[: held.answer.stop // PAGE])
 
     def compute(self, seq: Sequence) -> None:
         assert seq.tokens is not None
         tokens = tuple(seq.tokens)
-        self.touched.update((seq.scope.salt, tokens[:stop]) for stop in range(PAGE, len(tokens) + 1, PAGE))
+        for salt, known in self.look():  # found inside counts as well
+            at = len(known) - PAGE
+            if salt == seq.scope.salt and known[: at + 1] == tokens[: at + 1]:
+                self.touched.add((salt, known))
         while not seq.is_freed and seq.length < len(seq.tokens):
             count = min(len(seq.tokens) - seq.length, self.random.choice([1, 3, 8, 40]))
             try:
@@ -192,7 +195,9 @@ class RetentionWorld:
         mine = self.look()
         for page in pages:
             if not any(block in mapped for block in mine.get(page, ())):
-                ranks = [held.wish.priority for held in self.held.values() if page in held.pages and self.is_ranked(held)]
+                ranks = [
+                    held.wish.priority for held in self.held.values() if page in held.pages and self.is_ranked(held)
+                ]
                 self.ranks[page] = max((rank for rank in ranks if rank is not None), default=50)
         seq.free()
         for id, held in list(self.held.items()):
@@ -298,7 +303,7 @@ class RetentionWorld:
                 self.happened["ran out"] += 1
                 self.drop(id, 50)
                 alive = {page for other in self.held.values() if other.wish.ttl is not None for page in other.pages}
-                self.dying.update(held.pages - alive)
+                self.dying.update((page, group) for page in held.pages - alive for group in self.groups)
             elif held.ends is not None and held.ends <= now:
                 self.happened["seconds over"] += 1
                 if held.wish.ttl is None:
@@ -366,6 +371,7 @@ class RetentionWorld:
         pinned: set[Page],
         ranked: dict[Page, int],
         yielded: int,
+        dropped: int,
     ) -> None:
         where = f"operation {self.number}, {name}"
         if self.cache._reclaimer.pins_yielded > yielded:
@@ -376,25 +382,27 @@ class RetentionWorld:
             assert not gone, f"{where}: pinned pages went: {gone}"
         self.check_dying(where, after)
         self.check_quotas(where, after)
-        if name in ("serve", "go_on") and not self.quotas_bite(before, after):
+        if name in ("serve", "go_on") and dropped == self.num_dropped():
             self.check_priority(where, before, after, ranked)
-        assert self.cache.retention.statistics() is not None
+        for id in [id for id in self.held if self.cache.retention.get(id) is None]:
+            wish = self.held.pop(id).wish
+            assert not wish.pin and wish.seconds is None and wish.ttl is None, f"{where}: a retention is lost"
+            self.happened["swept"] += 1
         assert len(self.held) == len(self.cache.retention._records), where
 
     def check_dying(self, where: str, after: dict[Page, list[int]]) -> None:
         pool, pinned = self.cache.pool, self.pinned_pages()
         moving = set() if self.cache.lower is None else self.cache.lower.migration.moving_keys()
-        for page in list(self.dying):
-            keys = [block_key(self.key(page), group) for group in self.groups]
-            if page in pinned or moving.intersection(keys):
+        for page, group in list(self.dying):
+            key = block_key(self.key(page), group)
+            if page in pinned or key in moving:
                 continue
-            blocks = after.get(page, [])
-            unused = [block for block in blocks if pool.refcount[block] == 0]
-            assert not unused, f"{where}: {page} has run out and is on the device"
-            below = self.host is not None and any(self.host.contains(key) for key in keys)
+            blocks = [block for block in after.get(page, []) if self.cache.index.group_of_block(block) == group]
+            assert all(pool.refcount[block] for block in blocks), f"{where}: {page} has run out and is on the device"
+            below = self.host is not None and self.host.contains(key)
             assert not below, f"{where}: {page} has run out and is below"
             if not blocks:
-                self.dying.remove(page)
+                self.dying.remove((page, group))
                 self.happened["gone"] += 1
 
     def check_quotas(self, where: str, after: dict[Page, list[int]]) -> None:
@@ -412,9 +420,11 @@ class RetentionWorld:
                 limit = min(most * self.layout.block_bytes // self.host.page_bytes, book.num_slots)
                 assert len(held) <= limit or book.first_of(tenant) is None, f"{where}: {tenant} is over its quota below"
 
-    def quotas_bite(self, before: dict[Page, list[int]], after: dict[Page, list[int]]) -> bool:
-        counts = [Counter(salt for salt, _ in pages for _ in pages[salt, _]) for pages in (before, after)]
-        return any(counts[0][tenant] + 12 * len(self.groups) > most for tenant, most in self.quotas.items())
+    def num_dropped(self) -> int:
+        """Pages that did not go for want of room."""
+        shown = self.cache.retention.statistics()
+        assert shown is not None
+        return shown.dropped_by_ttl + shown.dropped_by_quota
 
     def check_priority(
         self, where: str, before: dict[Page, list[int]], after: dict[Page, list[int]], ranked: dict[Page, int]
@@ -422,7 +432,7 @@ class RetentionWorld:
         """Of pages that could go before and can go now, none should have gone instead of one that went."""
         if self.cache.lower is not None or not self.has_full_group or len(self.groups) > 1:
             return  # what moves can't go, and a window gives pages back in between
-        went = {page: rank for page, rank in ranked.items() if page not in after and page not in self.dying}
+        went = {page: rank for page, rank in ranked.items() if page not in after}
         stayed = {page: rank for page, rank in ranked.items() if page in after and page in self.evictable_pages()}
         stayed = {page: rank for page, rank in stayed.items() if self.ranks.get(page, 50) == rank}
         untouched = [rank for page, rank in stayed.items() if page not in self.touched]
@@ -433,7 +443,8 @@ class RetentionWorld:
 
     def close(self) -> None:
         """What has a time to live does not outlive the cache."""
-        alive = set().union(*(held.pages for held in self.held.values() if held.wish.ttl is not None), self.dying)
+        alive = set().union(*(held.pages for held in self.held.values() if held.wish.ttl is not None))
+        alive |= {page for page, _ in self.dying}
         for seq in list(self.cache.sequences.values()):
             self.let_go(seq)
         self.mover.release()

@@ -6,7 +6,9 @@ from kvpager.eviction.make import POLICIES
 from tests.cache.retention_world import LAYOUTS, RetentionWorld
 
 
-def run(seed: int, policy: str, layout: str, *, is_tiered: bool, operations: int, check_every: int = 1) -> RetentionWorld:
+def run(
+    seed: int, policy: str, layout: str, *, is_tiered: bool, operations: int, check_every: int = 1
+) -> RetentionWorld:
     world = RetentionWorld(seed, policy, layout, is_tiered=is_tiered, check_every=check_every)
     try:
         world.run(operations)

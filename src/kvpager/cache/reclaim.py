@@ -172,6 +172,7 @@ class Reclaimer:
             if (
                 self._pool.refcount[block] == 0
                 and self._pool.indexed[block]
+                and (self._evictable.pins_yield or not self._pool.kept[block])
                 and self._evictable.is_needed_by_none(block)
             ):
                 self._evict([block])
