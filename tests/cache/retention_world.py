@@ -141,7 +141,8 @@ class RetentionWorld:
         for wish, answer in zip(wishes, seq.retained, strict=True):
             self.happened[f"request {answer.verdict.value}"] += 1
             if answer.verdict is Verdict.REFUSED:
-                assert wish.pin and answer.reason
+                assert answer.reason
+                assert wish.pin
                 continue
             assert answer.id is not None
             held = self.held[answer.id] = Held(wish, answer, sequence=seq)
@@ -386,7 +387,7 @@ class RetentionWorld:
             self.check_priority(where, before, after, ranked)
         for id in [id for id in self.held if self.cache.retention.get(id) is None]:
             wish = self.held.pop(id).wish
-            assert not wish.pin and wish.seconds is None and wish.ttl is None, f"{where}: a retention is lost"
+            assert (wish.pin, wish.seconds, wish.ttl) == (False, None, None), f"{where}: a retention is lost"
             self.happened["swept"] += 1
         assert len(self.held) == len(self.cache.retention._records), where
 
