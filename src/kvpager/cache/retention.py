@@ -150,6 +150,11 @@ class Retainer:
         )
 
     @property
+    def num_pinned(self) -> int:
+        """Blocks' worth of pages that are pinned, there or not."""
+        return self._pages.num_pinned
+
+    @property
     def max_pinned(self) -> int:
         """Blocks' worth of pages that may be pinned together."""
         return int(self._pinned_share * self._cache.pool.num_blocks)
