@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from kvpager.assemble import open_cache
     from kvpager.cache.paged_cache import PagedCache
     from kvpager.cache.reclaim import Watermarks
+    from kvpager.cache.retention_terms import Retained, Retention, Verdict
     from kvpager.cache.sequence import Sequence
     from kvpager.config.tiers import DiskTier, HostTier, RemoteTier
     from kvpager.memory.layout import KVLayout, LayerSpec
@@ -40,8 +41,11 @@ _HOME = {
     "Media": "kvpager.prefix.hashing",
     "PagedCache": "kvpager.cache.paged_cache",
     "RemoteTier": "kvpager.config.tiers",
+    "Retained": "kvpager.cache.retention_terms",
+    "Retention": "kvpager.cache.retention_terms",
     "Scope": "kvpager.prefix.hashing",
     "Sequence": "kvpager.cache.sequence",
+    "Verdict": "kvpager.cache.retention_terms",
     "Watermarks": "kvpager.cache.reclaim",
     "open_cache": "kvpager.assemble",
 }
@@ -61,11 +65,14 @@ __all__ = [
     "PagedCache",
     "RemoteTier",
     "RequestError",
+    "Retained",
+    "Retention",
     "Scope",
     "Sequence",
     "TierError",
     "TierFull",
     "UnsupportedModel",
+    "Verdict",
     "Watermarks",
     "WrongContent",
     "__version__",

@@ -18,7 +18,8 @@ from kvpager.cache.lower_pages import LowerPages
 from kvpager.cache.prefix_match import PrefixMatch, PrefixMatcher, first_visible_page, page_labels
 from kvpager.cache.reclaim import Reclaimer
 from kvpager.cache.resize import resize_pool
-from kvpager.cache.retention import Retainer, Retention
+from kvpager.cache.retention import Retainer
+from kvpager.cache.retention_terms import Retention
 from kvpager.cache.sequence import Sequence, token_array
 from kvpager.cache.sequence_rows import SequenceRows
 from kvpager.cache.statistics import CacheStatistics, PrefixCounts
@@ -85,7 +86,6 @@ class PagedCache:
         self._hits_by_tier = dict.fromkeys(TierKind, 0)
         self._deduplicated = 0
         self._is_closed = False
-        self.pins_yield = False  # nothing else is left: whoever needs blocks may drop pinned pages
         self.epoch = 0  # of the index: how often everything in it was forgotten
         self.lower: LowerPages | None = None  # the tiers below the device, where there are any
         self.retention: Retainer  # set by whoever opens the cache, as it needs a clock
@@ -104,9 +104,12 @@ class PagedCache:
 
     @property
     def num_available(self) -> int:
-        """Blocks a call could get: free, or reclaimable; pinned ones too while ``pins_yield``."""
-        counts = self.pool.counts()
-        return counts.free + (counts.cached if self.pins_yield else self._reclaimer.num_reclaimable)
+        """Blocks a call could get: free, or reclaimable."""
+        return self.pool.num_free + self._reclaimer.num_reclaimable
+
+    def let_pins_yield(self, may: bool) -> None:
+        """Whether pinned pages count as reclaimable, since nothing could go on otherwise."""
+        self._reclaimer.pins_yield = may
 
     @property
     def min_watermark(self) -> int:
@@ -126,7 +129,7 @@ class PagedCache:
         """Blocks of a match that are cached: mapping them takes them from what is available."""
         nodes = match.nodes if match.inside is None else (*match.nodes, match.inside)
         blocks = self._match_blocks(nodes, match)
-        return int((self.pool.is_cached(blocks) & (self.pins_yield | ~self.pool.kept[blocks])).sum())
+        return int((self.pool.is_cached(blocks) & (self._reclaimer.pins_yield | ~self.pool.kept[blocks])).sum())
 
     def _num_cached(self, nodes: List[NodeId], match: PrefixMatch) -> int:
         return int(self.pool.is_cached(self._match_blocks(nodes, match)).sum())
@@ -345,6 +348,7 @@ class PagedCache:
                     f"back; open the cache with a larger rewind (it is {self._rewind} tokens)"
                 )
         self._cut(seq, length)
+        self.retention.cut(seq)
         if seq.tokens is not None:
             del seq.tokens[length:]
 
@@ -434,8 +438,8 @@ class PagedCache:
 
     def _take(self, needed: int) -> np.ndarray:
         if not self._reclaimer.make_free(needed) and not self._wait_for_free(needed):
-            may_yield = self.pins_yield or len(self.sequences) <= 1  # nobody else could make room
-            if not may_yield or not self._reclaimer.make_free_of_pins(needed):
+            nobody_else = len(self.sequences) <= 1  # could make room
+            if not nobody_else or not self._reclaimer.make_free_at_last(needed):
                 counts, reclaimable = self.pool.counts(), self._reclaimer.num_reclaimable
                 raise OutOfBlocks(needed, counts.free, counts.pinned, reclaimable, counts.total)
         return self.pool.allocate(needed)

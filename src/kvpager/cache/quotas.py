@@ -31,6 +31,8 @@ class Quota:
         """How many of a tier's blocks that is."""
         if self.capacity is None:
             return num_blocks
+        if str(self.capacity).strip() in ("0", "0%"):
+            return 0
         return resolve_capacity(self.capacity, num_blocks * block_bytes) // block_bytes
 
 

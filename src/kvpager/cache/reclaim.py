@@ -80,7 +80,8 @@ class Reclaimer:
         self.watermarks = watermarks
         self._background = 0
         self._direct = 0
-        self.pins_yielded = 0  # pinned pages dropped because nothing else was left
+        self.pins_yield = False  # nothing could go on otherwise: pinned pages go where nothing else is left
+        self.pins_yielded = 0  # pinned pages that went so
         self.below: Below | None = None
 
     def counts(self) -> ReclaimCounts:
@@ -88,9 +89,9 @@ class Reclaimer:
 
     @property
     def num_reclaimable(self) -> int:
-        """Blocks that reclaim could free: cached, and not pinned."""
+        """Blocks that reclaim could free: cached, and not pinned unless pins yield."""
         cached = self._pool.counts().cached
-        return cached if self._evictable.retains is None else cached - self._pool.num_kept
+        return cached if self.pins_yield or self._evictable.retains is None else cached - self._pool.num_kept
 
     def make_free(self, needed: int) -> bool:
         """Direct reclaim until ``needed`` blocks are free. False, with nothing dropped, if that can't be reached."""
@@ -100,19 +101,20 @@ class Reclaimer:
         if missing > self.num_reclaimable:
             return False
         self._direct += self._drop(missing)
+        if self.pins_yield and self._pool.num_free < needed:
+            kept = self._pool.num_kept
+            with self._evictable.pins_yielding():
+                self._direct += self._drop(needed - self._pool.num_free)
+            self.pins_yielded += kept - self._pool.num_kept
         return self._pool.num_free >= needed
 
-    def make_free_of_pins(self, needed: int) -> bool:
-        """``make_free`` where nothing else is left: pinned pages go too, after all others."""
-        missing = needed - self._pool.num_free
-        kept = self._pool.num_kept
-        if self._evictable.retains is None or kept == 0 or missing > self._pool.counts().cached:
-            return False
-        self._direct += self._drop(min(missing, self.num_reclaimable))
-        with self._evictable.pins_yielding():
-            self._direct += self._drop(needed - self._pool.num_free)
-        self.pins_yielded += kept - self._pool.num_kept
-        return self._pool.num_free >= needed
+    def make_free_at_last(self, needed: int) -> bool:
+        """``make_free`` of whoever nobody else could make room for: pinned pages go too, after all others."""
+        before, self.pins_yield = self.pins_yield, True
+        try:
+            return self.make_free(needed)
+        finally:
+            self.pins_yield = before
 
     def run_background(self) -> None:
         """Brings the free blocks back to the high watermark if they fell below low, as far as cached pages go."""
@@ -173,6 +175,7 @@ class Reclaimer:
             if (
                 self._pool.refcount[block] == 0
                 and self._pool.indexed[block]
+                and (self._evictable.pins_yield or not self._pool.kept[block])
                 and self._evictable.is_needed_by_none(block)
             ):
                 self._evict([block])

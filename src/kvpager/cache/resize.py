@@ -28,8 +28,7 @@ def resize_pool(cache: "PagedCache", num_blocks: int) -> None:
         raise OutOfBlocks(live, num_blocks, counts.pinned, counts.cached, counts.total)
     if num_blocks < pool.num_blocks:
         excess = pool.num_blocks - num_blocks
-        if not cache._reclaimer.make_free(excess):
-            cache._reclaimer.make_free_of_pins(excess)
+        cache._reclaimer.make_free_at_last(excess)
         _move_below(cache, num_blocks)
     pool.resize(num_blocks)
     cache.index.resize(num_blocks)

@@ -52,6 +52,7 @@ class RetainedPages:
         self._classes: dict[ContentKey, tuple[int, str]] = {}  # priority and tenant of a page's last use, if not usual
         self._policy: Partitioned | None = None
         self.num_pinned = 0
+        self.has_changed = False  # pages were let go of, or are pinned no longer
 
     def __len__(self) -> int:
         return len(self._wishes)
@@ -125,6 +126,7 @@ class RetainedPages:
         wishes.pins -= 1
         if wishes.pins == 0:
             self.num_pinned -= 1
+            self.has_changed = True
             self._repin(wishes)
 
     def _repin(self, wishes: PageWishes) -> None:
@@ -224,6 +226,7 @@ class RetainedPages:
 
         ``is_ours``: not of pages that came from below, whose last use was another.
         """
+        self.has_changed = True
         if self._policy is None or (is_ours and not self._by_block):
             yield blocks, use
             return

@@ -13,13 +13,13 @@ It knows no order (eviction/partitioned.py does) and no quotas (cache/quotas.py)
 from array import array
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
-from enum import Enum
 from heapq import heappop, heappush
 from typing import TYPE_CHECKING
 
 from kvpager.cache.prefix_match import page_labels
-from kvpager.cache.quotas import Quotas, TenantUsage
+from kvpager.cache.quotas import Quotas
 from kvpager.cache.retained_pages import PageWishes, RetainedPages
+from kvpager.cache.retention_terms import Retained, Retention, RetentionStatistics, Verdict
 from kvpager.cache.sequence import token_array
 from kvpager.errors import ConfigError, InvariantError
 from kvpager.eviction.policy import EvictionPolicy
@@ -34,77 +34,6 @@ _NO_SCOPE = Scope()
 _CLOSE_SECONDS = 5.0  # for copies of pages that must not outlive the process
 
 
-class Verdict(Enum):
-    ACCEPTED = "accepted"
-    CLIPPED = "clipped"  # a part of it; the answer says which, and why not the rest
-    REFUSED = "refused"
-
-
-@dataclass(frozen=True, slots=True)
-class Retention:
-    """What is wanted for the tokens ``start .. stop-1`` of a sequence; ``stop`` None: as far as it goes.
-
-    Every page that holds one of them is meant; a pin holds the pages before as well. Raises ConfigError where nothing
-    is wanted or a value is out of range.
-    """
-
-    start: int = 0
-    stop: int | None = None
-    pin: bool = False
-    priority: int | None = None
-    seconds: float | None = None
-    ttl: float | None = None
-
-    def __post_init__(self) -> None:
-        if self.start < 0 or (self.stop is not None and self.stop <= self.start):
-            raise ConfigError(f"a retention of the tokens {self.start} to {self.stop} covers none; give start < stop")
-        if not self.pin and self.priority is None and self.ttl is None:
-            raise ConfigError("a retention that wants nothing: give pin, priority or ttl")
-        if self.priority is not None and not 0 <= self.priority <= 100:
-            raise ConfigError(f"a priority is between 0 (goes first) and 100, not {self.priority}")
-        for name, value, least in (("seconds", self.seconds, "above 0"), ("ttl", self.ttl, "at least 0")):
-            if value is not None and not (0 < value < float("inf") or (value == 0 and name == "ttl")):
-                raise ConfigError(f"{name} of a retention must be {least} and finite, not {value}")
-
-
-@dataclass(frozen=True, slots=True)
-class Retained:
-    """The answer: it holds for the tokens ``start .. stop-1``, which are ``pages`` whole pages, or why it does not.
-
-    ``id``: for ``release``; None where it was refused.
-    """
-
-    id: int | None
-    verdict: Verdict
-    reason: str
-    start: int = 0
-    stop: int = 0
-    pages: int = 0
-
-
-@dataclass(frozen=True, slots=True)
-class RetentionStatistics:
-    """``pages``: that some retention names, there or not, one for each layer group. ``pinned`` of ``max_pinned``.
-    ``dropped``: by times to live, by quotas, and pinned ones because nothing else was left. ``tenants``: who is known.
-    """
-
-    retentions: int
-    pages: int
-    pinned: int
-    max_pinned: int
-    dropped_by_ttl: int
-    dropped_by_quota: int
-    pins_yielded: int
-    tenants: dict[str, TenantUsage]
-
-    def __str__(self) -> str:
-        tenants = "".join(f"; {name or '(no tenant)'} {each}" for name, each in sorted(self.tenants.items()))
-        return (
-            f"retain   {self.retentions} retentions of {self.pages} pages, {self.pinned} of {self.max_pinned} pinned; "
-            f"dropped {self.dropped_by_ttl} by ttl, {self.dropped_by_quota} by quota, {self.pins_yielded} pins{tenants}"
-        )
-
-
 @dataclass(slots=True, eq=False)
 class _Record:
     """A retention in force. ``pinned``: pages from the first of the sequence on; ``named``: those of the range."""
@@ -113,9 +42,10 @@ class _Record:
     wish: Retention
     first: int  # page where the range begins
     num_pages: int = 0  # of the sequence, that were looked at
-    pinned: list[PageWishes] = field(default_factory=list)
-    named: list[PageWishes] = field(default_factory=list)
+    pinned: dict[ContentKey, PageWishes] = field(default_factory=dict)
+    named: dict[ContentKey, PageWishes] = field(default_factory=dict)
     reason: str = ""  # why a part is left out
+    num_pinned: int = 0  # pages of the sequence as it is, from its first on
     is_full: bool = False  # no more is pinned
     has_lost_rank: bool = False  # its seconds are over
     is_open: bool = False  # its sequence is not freed: pages may come, and no time has begun
@@ -146,7 +76,6 @@ class Retainer:
         self._due: list[tuple[float, int, bool]] = []  # a heap: when, whose, and whether the content ends then
         self._next_id = self._size = 0
         self._doomed: dict[ContentKey, PageWishes] = {}  # gone as soon as nobody uses, moves or pins them
-        self._may_drop = False  # some of them may be free to go
         self._dropped_by_ttl = 0
         self.is_used = False
 
@@ -200,7 +129,7 @@ class Retainer:
             record = self._records.get(id)
             if record is not None:
                 self._run_out(record, is_content)
-        if self._doomed and (self._may_drop or self._cache.lower is not None):
+        if self._doomed and (self._pages.has_changed or self._cache.lower is not None):
             self._drop_doomed()
         self._quotas.enforce()
         return self._cache.pool.num_free - free
@@ -219,6 +148,11 @@ class Retainer:
             pins_yielded=self._cache._reclaimer.pins_yielded,
             tenants=self._quotas.usage(),
         )
+
+    @property
+    def num_pinned(self) -> int:
+        """Blocks' worth of pages that are pinned, there or not."""
+        return self._pages.num_pinned
 
     @property
     def max_pinned(self) -> int:
@@ -241,12 +175,27 @@ class Retainer:
 
     def grown(self, seq: "KVSequence") -> None:
         """A sequence published pages."""
-        records = self._bound.get(seq, ())
+        records = [record for record in self._bound.get(seq, ()) if record.is_open]
         published = int(self._cache.rows.published[seq.row])
         for record in records:
             stop = self._last_page(record.wish.stop, published)
             if stop > record.num_pages:
-                self._extend(record, self._pages_behind(seq, record.num_pages, published)[: stop - record.num_pages])
+                self._extend(record, self._pages_behind(seq, record.num_pages, stop, published))
+        self._answer_again(seq, records)
+
+    def cut(self, seq: "KVSequence") -> None:
+        """A sequence was truncated: what it held there stays retained, and so will be what comes in its place."""
+        records = [record for record in self._bound.get(seq, ()) if record.is_open]
+        published = int(self._cache.rows.published[seq.row])
+        for record in records:
+            record.num_pages = min(record.num_pages, published)
+            if record.num_pinned > published:
+                record.num_pinned, record.is_full, record.reason = published, False, ""
+        self._answer_again(seq, records)
+        if self.is_used:
+            self.tick()
+
+    def _answer_again(self, seq: "KVSequence", records: list[_Record]) -> None:
         answers = {record.id: self._answer(record) for record in records}
         seq.retained = tuple(each if each.id is None else answers.get(each.id, each) for each in seq.retained)
 
@@ -257,20 +206,19 @@ class Retainer:
         now = self._clock()
         for seq in sequences:
             for record in self._bound.pop(seq, ()):
-                if record.id in self._records:
+                if record.is_open:
                     record.is_open = False
                     wish = record.wish
                     if wish.pin or wish.seconds is not None or wish.ttl is not None:
                         self._start(record, now)
                     else:
                         self._end(record, keeps_rank=True)  # until another request uses the pages
-        self._may_drop = True
         self.tick()
 
     def suspend(self, seq: "KVSequence") -> None:
         """A request will go on with another sequence: only times to live outlast this one."""
         for record in self._bound.get(seq, ()):
-            if record.wish.ttl is None and record.id in self._records:
+            if record.wish.ttl is None and record.is_open:
                 self._end(record, keeps_rank=True)
 
     def close(self) -> None:
@@ -330,7 +278,7 @@ class Retainer:
             wish = record.wish
             if record.is_open or wish.pin or wish.seconds is not None or wish.ttl is not None:
                 continue
-            if not any(self._pages.is_anywhere(each.key) for each in record.named):
+            if not any(self._pages.is_anywhere(each.key) for each in record.named.values()):
                 swept += record.size
                 self._end(record)
         return swept
@@ -349,14 +297,15 @@ class Retainer:
             pages.append([self._pages.open(block_key(key, group), found[group]) for group in groups])
         return pages
 
-    def _pages_behind(self, seq: "KVSequence", first: int, published: int) -> list[list[PageWishes]]:
-        """Pages first .. published-1 of a sequence, which stands on the last of them."""
+    def _pages_behind(self, seq: "KVSequence", first: int, stop: int, published: int) -> list[list[PageWishes]]:
+        """Pages first .. stop-1 of a sequence, which stands on its page published-1."""
         index, groups = self._cache.index, range(self._cache.layout.num_groups)
         node, pages = seq._node, list[list[PageWishes]]()
-        for _ in range(published - first):
+        for page in range(published - 1, first - 1, -1):
             assert node is not None
-            key = index.key(node)
-            pages.append([self._pages.open(block_key(key, group), index.block(node, group)) for group in groups])
+            if page < stop:
+                key = index.key(node)
+                pages.append([self._pages.open(block_key(key, group), index.block(node, group)) for group in groups])
             node = index.parent(node)
         return pages[::-1]
 
@@ -364,6 +313,7 @@ class Retainer:
         """The retention covers these pages too, which follow those it has; pins as far as they may."""
         wish = record.wish
         named = [each for page in pages[max(0, record.first - record.num_pages) :] for each in page]
+        named = [each for each in named if each.key not in record.named]  # after a truncation it may be the same again
         record.num_pages += len(pages)
         before = record.size
         for page in pages if wish.pin and not record.is_full else ():
@@ -373,8 +323,10 @@ class Retainer:
                 record.reason = f"pinned are {taken} pages of at most {most}, so the rest of these is not"
                 break
             for each in page:
-                self._pages.pin(each)
-            record.pinned += page
+                if each.key not in record.pinned:
+                    self._pages.pin(each)
+                    record.pinned[each.key] = each
+            record.num_pinned += 1
         for each in named:
             if wish.priority is not None:
                 self._pages.rank(each, wish.priority)
@@ -382,7 +334,7 @@ class Retainer:
                 each.lives += 1
                 self._spare(each)
         if wish.priority is not None or wish.ttl is not None:
-            record.named += named
+            record.named |= {each.key: each for each in named}
         self._size += record.size - before
         for page in pages:
             for each in page:
@@ -390,7 +342,7 @@ class Retainer:
 
     def _end_of(self, record: _Record) -> int:
         """Behind the last page for which all holds that was wanted."""
-        return len(record.pinned) // self._cache.layout.num_groups if record.is_full else record.num_pages
+        return record.num_pinned if record.is_full else record.num_pages
 
     def _answer(self, record: _Record) -> Retained:
         size, stop = self._cache.layout.page_size, self._end_of(record)
@@ -412,32 +364,32 @@ class Retainer:
         if not is_content and record.wish.ttl is not None:
             self._let_rank_go(record)
             return
-        for each in record.named if is_content else ():
+        for each in record.named.values() if is_content else ():
             if each.lives == 1:  # no other retention gives it longer
                 each.is_doomed = True
                 self._doomed[each.key] = each
-                self._may_drop = True
+                self._pages.has_changed = True
         self._end(record)
 
     def _let_rank_go(self, record: _Record, *, keeps_rank: bool = False) -> None:
         """No pin and no priority from now on."""
         self._size -= len(record.pinned)
-        for each in record.pinned:
+        for each in record.pinned.values():
             self._pages.unpin(each)
-            self._may_drop = True
         if record.wish.priority is not None and not record.has_lost_rank:
-            for each in record.named:
+            for each in record.named.values():
                 self._pages.unrank(each, record.wish.priority, is_kept=keeps_rank)
         record.has_lost_rank = True
-        pinned, record.pinned = record.pinned, []
-        for each in pinned:
+        pinned, record.pinned = record.pinned, {}
+        for each in pinned.values():
             self._pages.close(each)
 
     def _end(self, record: _Record, *, keeps_rank: bool = False) -> None:
         self._let_rank_go(record, keeps_rank=keeps_rank)
         del self._records[record.id]
+        record.is_open = False
         self._size -= len(record.named)
-        for each in record.named:
+        for each in record.named.values():
             each.lives -= record.wish.ttl is not None
             self._pages.close(each)
 
@@ -451,7 +403,7 @@ class Retainer:
     def _drop_doomed(self) -> None:
         """What has run out goes from all tiers; what is used, pinned or moved goes later."""
         cache, lower = self._cache, self._cache.lower
-        self._may_drop = False
+        self._pages.has_changed = False
         due = [each for each in self._doomed.values() if not each.pins]
         here = [each.block for each in due if each.block is not None and cache.pool.refcount[each.block] == 0]
         if here:
@@ -471,9 +423,9 @@ class Retainer:
         """Raises InvariantError unless pages know exactly what the retentions in force want of them."""
         wanted: dict[ContentKey, list[int]] = {}
         for record in self._records.values():
-            for each in record.pinned:
+            for each in record.pinned.values():
                 wanted.setdefault(each.key, [0, 0, 0])[0] += 1
-            for each in record.named:
+            for each in record.named.values():
                 counts = wanted.setdefault(each.key, [0, 0, 0])
                 counts[1] += record.wish.ttl is not None
                 counts[2] += record.wish.priority is not None and not record.has_lost_rank

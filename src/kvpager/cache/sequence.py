@@ -23,7 +23,7 @@ from kvpager.types import NodeId, TierKind
 
 if TYPE_CHECKING:
     from kvpager.cache.paged_cache import PagedCache
-    from kvpager.cache.retention import Retained, Retention
+    from kvpager.cache.retention_terms import Retained, Retention
 
 MAX_TOKEN_ID = 2**31 - 1
 

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from kvpager.cache.fault import FaultCount
 from kvpager.cache.reclaim import ReclaimCounts
-from kvpager.cache.retention import RetentionStatistics
+from kvpager.cache.retention_terms import RetentionStatistics
 from kvpager.cache.tier_lines import tier_lines
 from kvpager.memory.block_pool import PoolCounts
 from kvpager.tiers.migration_statistics import MigrationStatistics

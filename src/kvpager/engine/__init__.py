@@ -4,6 +4,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from kvpager.cache.retention_terms import Retained, Retention, Verdict
     from kvpager.engine.engine import Engine
     from kvpager.engine.request import Completion, FinishReason, Request, TokenEvent
     from kvpager.engine.sampling_params import Sampling
@@ -16,9 +17,12 @@ _HOME = {
     "EngineStatistics": "kvpager.engine.statistics",
     "FinishReason": "kvpager.engine.request",
     "Request": "kvpager.engine.request",
+    "Retained": "kvpager.cache.retention_terms",
+    "Retention": "kvpager.cache.retention_terms",
     "Sampling": "kvpager.engine.sampling_params",
     "StopReason": "kvpager.eviction.policy",
     "TokenEvent": "kvpager.engine.request",
+    "Verdict": "kvpager.cache.retention_terms",
 }
 
 __all__ = [
@@ -27,9 +31,12 @@ __all__ = [
     "EngineStatistics",
     "FinishReason",
     "Request",
+    "Retained",
+    "Retention",
     "Sampling",
     "StopReason",
     "TokenEvent",
+    "Verdict",
 ]
 
 

@@ -4,6 +4,7 @@ from collections.abc import Iterable, Iterator
 from collections.abc import Sequence as List
 from typing import TYPE_CHECKING
 
+from kvpager.cache.retention_terms import Retention
 from kvpager.engine.endings import EndedBy
 from kvpager.engine.request import Completion, Request
 from kvpager.engine.sampling_params import Sampling
@@ -20,6 +21,7 @@ def answers(
     sampling: Sampling | List[Sampling],
     scope: Scope,
     ended: EndedBy | None,
+    retain: tuple[Retention, ...],
 ) -> Iterator[Completion]:
     """Each choice of each prompt as it finishes; as many prompts wait as the queue takes."""
     feed = enumerate(prompts)
@@ -34,7 +36,7 @@ def answers(
                     break
                 index, prompt = item
                 own = sampling if isinstance(sampling, Sampling) else sampling[index]
-                request = engine.submit(prompt, own, scope=scope, index=index, ended=ended)
+                request = engine.submit(prompt, own, scope=scope, index=index, ended=ended, retain=retain)
                 mine[request.id] = request
             if engine.has_work:  # perhaps only that of others, who fill the queue
                 engine.step()

@@ -22,6 +22,7 @@ import numpy as np
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from kvpager.cache.retention_terms import Retention
 from kvpager.cache.sequence import Sequence
 from kvpager.config import Options, load_options
 from kvpager.engine.answers import answers
@@ -34,7 +35,7 @@ from kvpager.engine.recording import Recording
 from kvpager.engine.request import Branch, BranchState, Completion, FinishReason, Request, TokenEvent, completion
 from kvpager.engine.sampling import SampledToken, SamplingFailure, sample
 from kvpager.engine.sampling_params import Sampling
-from kvpager.engine.scheduler import decide, effective_rank, new_blocks
+from kvpager.engine.scheduler import Decision, Running, decide, effective_rank, new_blocks
 from kvpager.engine.scheduler_view import SchedulerView, queue_order
 from kvpager.engine.setup import build
 from kvpager.engine.statistics import EngineStatistics, StartCounts
@@ -117,11 +118,13 @@ class Engine:
         scope: Scope = _NO_SCOPE,
         index: int = 0,
         ended: EndedBy | None = None,
+        retain: Iterable[Retention] = (),
     ) -> Request:
         """Queues a request. Raises RequestError, with the limit, for one that can never run or a full queue.
 
         ``priority``: who runs first, larger before smaller; it says nothing of how long pages are kept. ``ended``: says
-        of each finished choice why it ended, instead of the engine's.
+        of each finished choice why it ended, instead of the engine's. ``retain``: what to pin, rank or let run out of
+        its pages; ``Completion.retained`` has the answers.
         """
         self._check_open()
         ids = self.encode(prompt)
@@ -129,6 +132,7 @@ class Engine:
         if len(self._waiting) >= self.options.max_waiting:
             raise RequestError(f"the queue is full: {len(self._waiting)} requests are waiting; retry later")
         request = Request(self._next_request, index, ids, sampling, priority, scope, self.max_tokens, ended)
+        request.retain = tuple(retain)
         request.came = perf_counter()
         self._next_request += 1
         self._intake.add_branches(request)
@@ -190,6 +194,7 @@ class Engine:
         *,
         scope: Scope = _NO_SCOPE,
         ended: EndedBy | None = None,
+        retain: Iterable[Retention] = (),
     ) -> Iterator[Completion]:
         """Runs all prompts and yields each choice when it has finished. ``completion.index`` is the prompt's place.
 
@@ -198,7 +203,7 @@ class Engine:
         """
         if isinstance(prompts, List):
             prompts = self._intake.check_all(prompts, sampling)
-        yield from answers(self, prompts, sampling, scope, ended)
+        yield from answers(self, prompts, sampling, scope, ended, tuple(retain))
 
     def stream(
         self,
@@ -208,12 +213,13 @@ class Engine:
         priority: int = 0,
         scope: Scope = _NO_SCOPE,
         ended: EndedBy | None = None,
+        retain: Iterable[Retention] = (),
     ) -> Iterator[TokenEvent]:
         """Runs one prompt, beside whatever else is queued or streamed, and yields its tokens.
 
         Each choice ends with an event that has a ``finish_reason``. Leaving early cancels the request.
         """
-        request = self.submit(prompt, sampling, priority=priority, scope=scope, ended=ended)
+        request = self.submit(prompt, sampling, priority=priority, scope=scope, ended=ended, retain=retain)
         events = self._streams[request.id] = deque()
         try:
             while events or not request.is_finished:
@@ -249,11 +255,15 @@ class Engine:
     def _run_step(self) -> list[TokenEvent]:
         begin = perf_counter()
         self.loading.collect()
+        self.cache.retention.tick()
         running, queue = self._view.running(self._running), queue_order(self._waiting.values())
         if self.loading.is_used:
             self.loading.advance(queue, self._view.num_spare(running), is_idle=not running)
-        waiting = self._view.waiting(queue, self.loading.turn)
-        decision = decide(self.limits, running, waiting, self.cache.num_available, self.loading.reserved)
+        self.cache.let_pins_yield(False)
+        decision = self._decide(running, queue)
+        if not decision.work and self.has_work and not self.loading.num_loading and self.cache.retention.num_pinned:
+            self.cache.let_pins_yield(True)  # until the next pass
+            decision = self._decide(running, queue)
         for key in decision.preempted:
             self._preempt(self._running[key])
         for admission in decision.admitted:
@@ -270,6 +280,10 @@ class Engine:
         self._steps += 1
         pieces = [work] if self.chunk is None else [[item] for item in work]
         return [event for piece in pieces if self._still_fits(piece) for event in self._compute(piece)]
+
+    def _decide(self, running: list[Running], queue: list[Branch]) -> Decision:
+        waiting = self._view.waiting(queue, self.loading.turn)
+        return decide(self.limits, running, waiting, self.cache.num_available, self.loading.reserved)
 
     def _rest(self, queue: list[Branch], now: float) -> None:
         """Nothing can run. Transfers are waited for, but not without end: who needs the blocks they hold then fails."""
@@ -307,6 +321,7 @@ class Engine:
             max_prefix=prefix_tokens,
             publish_until=publish_until,
             came_up=self.loading.leave(branch),
+            retain=branch.request.retain,
         )
         if branch.request.matched is None:
             branch.request.matched = branch.sequence.prefix_tokens
@@ -323,6 +338,7 @@ class Engine:
     def _preempt(self, branch: Branch) -> None:
         seq = branch.running_sequence
         branch.lost = seq.length
+        self.cache.retention.suspend(seq)
         seq.free()
         branch.sequence = None
         branch.preemptions += 1
@@ -415,6 +431,7 @@ class Engine:
     def _leave(self, branch: Branch) -> None:
         if branch.sequence is not None:
             branch.sequence.free(branch.stop)
+            branch.retained = branch.sequence.retained
             branch.sequence = None
         for group in (self._running, self._waiting, self._forking):
             group.pop(branch.key, None)

@@ -21,6 +21,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import TYPE_CHECKING
 
+from kvpager.cache.retention_terms import Retained, Retention
 from kvpager.cache.sequence import Sequence
 from kvpager.engine.detokenizer import Detokenizer
 from kvpager.engine.sampling import SampledToken, SamplerRow, TokenLogprob
@@ -88,6 +89,7 @@ class Completion:
     preemptions: int
     prefix_by_tier: dict[TierKind, int] = field(default_factory=dict)
     logprobs: tuple[SampledToken, ...] = ()
+    retained: tuple[Retained, ...] = ()  # what became of the request's retentions
     error: str = ""
 
     @property
@@ -117,6 +119,7 @@ class Branch:
     rank: int = 0  # importance while running: its priority, raised by waiting
     finish_reason: FinishReason | None = None
     stop: StopReason = StopReason.UNKNOWN
+    retained: tuple[Retained, ...] = ()  # the answers, once it let go of its pages
     error: str = ""
 
     def move(self, state: BranchState) -> None:
@@ -180,6 +183,7 @@ class Request:
     ended: "EndedBy | None" = None
     matched: int | None = None
     came: float = 0.0
+    retain: tuple[Retention, ...] = ()
     branches: list[Branch] = field(default_factory=list)
 
     @property
@@ -207,5 +211,6 @@ def completion(branch: Branch) -> Completion:
         preemptions=branch.preemptions,
         prefix_by_tier=dict(branch.prefix_by_tier or {}),
         logprobs=tuple(branch.logprobs),
+        retained=branch.retained,
         error=branch.error,
     )
