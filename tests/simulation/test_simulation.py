@@ -15,9 +15,10 @@ TEST = "tests/simulation/test_simulation.py"
 SEED = os.environ.get("KVPAGER_TEST_SEED")
 BATCHES = 2  # tests that can run side by side
 EXPECTED = {
-    "arrived", "asked", "blamed", "crashed", "failed load", "failed step", "failed store", "freed during a step",
-    "hit DEVICE", "hit DISK", "hit HOST", "hit REMOTE", "hung", "out of blocks", "promoted", "quarantined", "reopened",
-    "resize refused", "resized", "rotten", "rotten in host", "stale verdict",
+    "arrived", "asked", "blamed", "crashed", "declined", "failed load", "failed step", "failed store",
+    "freed during a step", "hit DEVICE", "hit DISK", "hit HOST", "hit REMOTE", "hung", "not worth keeping",
+    "out of blocks", "promoted", "quarantined", "reopened", "resize refused", "resized", "rotten", "rotten in host",
+    "stale verdict", "went up for good",
 }  # fmt: skip
 
 

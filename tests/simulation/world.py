@@ -11,6 +11,7 @@ Time passes between the operations. Steps write their rows when they are left, a
 import random
 from array import array
 from collections import Counter
+from collections.abc import Sequence as List
 from dataclasses import dataclass
 
 import numpy as np
@@ -235,6 +236,22 @@ class World:
         )
         assert self.cache.lower is not None
         self.lower = self.cache.lower
+        for tier in self.tiers:
+            if tier.is_exclusive:
+                self._watch(tier)
+
+    def _watch(self, tier: LowerTier) -> None:
+        """An exclusive tier may be told to drop only what the device has."""
+        forget = tier.forget
+
+        def watched(keys: List[ContentKey]) -> None:
+            index = self.cache.index
+            on_device = {self.lower.page(block).key for block in index.all_blocks().tolist()}
+            assert self.operation == "forget" or on_device.issuperset(keys), "the last copy of a page is dropped"
+            self.happened["went up for good"] += any(tier.contains(key) for key in keys)
+            forget(keys)
+
+        tier.forget = watched  # type: ignore[method-assign]
 
     def _delay(self, lane: str) -> float:
         if self._is_calm:
@@ -308,6 +325,8 @@ class World:
             else:
                 self.happened["quarantined"] += tier.statistics().quarantined
         self.happened["hung"] += self.mover.num_hung
+        self.happened["declined"] += sum(tier.statistics().declined for tier in self.tiers)
+        self.happened["not worth keeping"] += self.lower.migration.statistics().not_worth_keeping
         self.cache.close()
         assert self.mover.num_open == 0
 
@@ -623,6 +642,7 @@ class World:
         assert migration is not None
         stride = self.layout.block_stride
         counters = {"late": migration.late, "lost": migration.lost, "hits": prefix.hit_tokens}
+        counters["not worth keeping"] = migration.not_worth_keeping
         assert migration.moving_bytes % stride == 0
         for tier in stats.tiers:
             for way, counts in (("stored", tier.stored), ("loaded", tier.loaded)):

@@ -32,7 +32,7 @@ class S3FIFO(QueuedPolicy):
 
     def _set_sizes(self) -> None:
         self._small_size = max(1, round(SMALL_SHARE * self._num_blocks))
-        self._main_size = self._num_blocks - self._small_size
+        self._main_size = max(0, self._num_blocks - self._small_size)
         self._ghosts.resize(self._main_size)
 
     def enter(self, blocks: np.ndarray, keys: np.ndarray) -> None:
