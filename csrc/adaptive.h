@@ -184,13 +184,15 @@ class Policy {
     std::vector<int32_t> by_age;
     for (int32_t at = 0; at < num_blocks; ++at) {
       Block& block = blocks_[at];
-      if (block.entry != NOWHERE || block.is_stray) by_age.push_back(at);
+      if (block.stamp) by_age.push_back(at);
       set_stray(at, false);
       block.entry = NOWHERE;
     }
     std::sort(by_age.begin(), by_age.end(), [&](int a, int b) { return blocks_[a].stamp < blocks_[b].stamp; });
     shadow_ = ShadowLru(std::max<int64_t>(1, num_blocks));
     for (const int32_t at : by_age) remember_in_shadow(at);
+    for (int64_t i = 0; i < leaves_.size(); ++i)
+      if (blocks_[leaves_[i]].entry != NOWHERE) shadow_.may_go_now(blocks_[leaves_[i]].entry);
     if (learns_) {
       sample_ = ReuseSample(num_blocks);
       conversations_ = Conversations(num_blocks);
