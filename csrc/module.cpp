@@ -10,6 +10,7 @@
 namespace nb = nanobind;
 
 namespace kv {
+void bind_adaptive(nb::module_& m);
 void bind_attention(nb::module_& m);
 void bind_cache_layer(nb::module_& m);
 void bind_elementwise(nb::module_& m);
@@ -26,6 +27,7 @@ NB_MODULE(_native, m) {
   m.def("available_isas", &kv::available_isas);
   m.def("set_isa", &kv::set_isa, nb::arg("name"));
   m.def("num_threads", &kv::max_threads, "Threads a kernel may use: OpenMP's setting, at most the CPU quota.");
+  kv::bind_adaptive(m);
   kv::bind_attention(m);
   kv::bind_cache_layer(m);
   kv::bind_elementwise(m);

@@ -3,6 +3,7 @@
 from collections.abc import Callable
 
 from kvpager.errors import ConfigError
+from kvpager.eviction.adaptive import make_adaptive
 from kvpager.eviction.arc import ARC
 from kvpager.eviction.fifo import FIFO
 from kvpager.eviction.gdsf import GDSF
@@ -31,6 +32,7 @@ _MAKERS: dict[str, Callable[[int, Clock], EvictionPolicy]] = {
     "gdsf": lambda num_blocks, clock: GDSF(num_blocks),
     "window": Window,
     "priority": lambda num_blocks, clock: Priority(num_blocks),
+    "adaptive": make_adaptive,
 }
 POLICIES = tuple(_MAKERS)
 
