@@ -83,6 +83,11 @@ class RetentionWorld:
         self.happened: Counter[str] = Counter()
         self.number = 0
 
+    @property
+    def num_calls(self) -> int:
+        """Of the cache by the operations so far: each made one and those counted in ``happened``."""
+        return self.number + self.happened["step"] + self.happened["tick"]
+
     # -- the run ------------------------------------------------------------------------------------------------
 
     def run(self, operations: int) -> None:
@@ -177,6 +182,7 @@ class RetentionWorld:
                 self.happened["out of blocks"] += 1
                 self.let_go(self.random.choice(list(self.cache.sequences.values())))
                 continue
+            self.happened["step"] += 1
             self.grow(seq)
 
     def grow(self, seq: Sequence) -> None:
@@ -299,6 +305,7 @@ class RetentionWorld:
         self.clock.advance(seconds)
         now = self.clock.now
         self.cache.tick()
+        self.happened["tick"] += 1
         for id, held in list(self.held.items()):
             if held.dies is not None and held.dies <= now:
                 self.happened["ran out"] += 1

@@ -25,6 +25,7 @@ from kvpager.config import (
     resolve_host_capacity,
     total_memory,
 )
+from kvpager.config.quotas import TenantQuota
 from kvpager.errors import ConfigError
 
 KIB, MIB, GIB = 1024, 1024**2, 1024**3
@@ -360,6 +361,8 @@ def test_reserved_and_empty_variables_are_not_options() -> None:
         ("seed", 2**64 - 1, 2**64 - 1),
         ("tiers", [], ()),
         ("tiers", ["host=8GiB", DiskTier("/kv", "1GiB")], (HostTier("8GiB"), DiskTier("/kv", "1GiB"))),
+        ("quotas", ["a=2GiB", "b=none,weight=2"], (TenantQuota("a", "2GiB"), TenantQuota("b", None, 2.0))),
+        ("pinned_share", 1, 1.0),
         ("load_deadline", 2, 2.0),
         ("load_deadline", "none", None),
     ],
@@ -393,6 +396,13 @@ def test_values_come_in_their_normal_form(name: str, value: object, read: object
         ("eviction_threshold", -0.1),
         ("eviction_threshold", float("nan")),
         ("eviction_threshold", True),
+        ("pinned_share", 1.1),
+        ("quotas", ["=2GiB"]),
+        ("quotas", ["a"]),
+        ("quotas", ["a=lots"]),
+        ("quotas", ["a=1GiB,weight=0"]),
+        ("quotas", ["a=1GiB,height=2"]),
+        ("quotas", "a=1GiB"),
         ("prefix_cache", 1),
         ("partial_hits", "true"),
         ("max_running", 0),

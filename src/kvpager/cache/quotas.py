@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from kvpager.cache.retained_pages import RetainedPages
-from kvpager.config import format_size, resolve_capacity
-from kvpager.errors import ConfigError
+from kvpager.config import format_size
+from kvpager.config.quotas import check_quota, quota_bytes
 from kvpager.eviction.partitioned import Partitioned
 from kvpager.types import TierKind
 
@@ -29,11 +29,7 @@ class Quota:
 
     def blocks(self, num_blocks: int, block_bytes: int) -> int:
         """How many of a tier's blocks that is."""
-        if self.capacity is None:
-            return num_blocks
-        if str(self.capacity).strip() in ("0", "0%"):
-            return 0
-        return resolve_capacity(self.capacity, num_blocks * block_bytes) // block_bytes
+        return quota_bytes(self.capacity, num_blocks * block_bytes) // block_bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,10 +57,8 @@ class Quotas:
 
     def set(self, tenant: str, capacity: int | str | None, weight: float) -> str:
         """Why it is refused, or nothing. Raises ConfigError for what is no size or weight."""
-        if not 0 < weight < float("inf"):
-            raise ConfigError(f"the weight of a tenant must be above 0 and finite, not {weight}")
+        check_quota(capacity, weight)
         quota = Quota(capacity, float(weight))
-        quota.blocks(self._cache.pool.num_blocks, self._cache.layout.block_bytes)  # raises where it is no size
         if tenant not in self._quotas and len(self._quotas) >= MAX_QUOTAS:
             return f"{MAX_QUOTAS} tenants have quotas, which is as many as may"
         self._quotas[tenant] = quota

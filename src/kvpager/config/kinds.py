@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from kvpager.config.memory import resolve_capacity
+from kvpager.config.quotas import TenantQuota, parse_quota
 from kvpager.config.sizes import MAX_SIZE, parse_size
 from kvpager.config.tier_text import parse_tier
 from kvpager.config.tiers import TierOptions, check_order
@@ -80,6 +81,19 @@ class Share:
 
     def check(self, value: object) -> float:
         if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value < 0.5:
+            raise ValueError
+        return float(value)
+
+
+@dataclass(frozen=True, slots=True)
+class Fraction:
+    legal: str = "a number from 0 to 1"
+
+    def parse(self, text: str) -> float:
+        return self.check(float(text))
+
+    def check(self, value: object) -> float:
+        if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value <= 1:
             raise ValueError
         return float(value)
 
@@ -193,3 +207,21 @@ class Tiers:
         if not isinstance(value, (list, tuple)):
             raise ValueError
         return check_order(parse_tier(item) if isinstance(item, str) else item for item in value)
+
+
+@dataclass(frozen=True, slots=True)
+class Quotas:
+    """Quotas of tenants, or texts that describe them; in one text they are separated by ``;``."""
+
+    legal: str = "none, or a list such as 'team-a=2GiB' and 'team-b=10%,weight=2'"
+
+    def parse(self, text: str) -> tuple[TenantQuota, ...]:
+        return () if text.lower() == "none" else self.check(text.split(";"))
+
+    def check(self, value: object) -> tuple[TenantQuota, ...]:
+        if not isinstance(value, (list, tuple)) or not all(isinstance(item, (str, TenantQuota)) for item in value):
+            raise ValueError
+        return tuple(parse_quota(item) if isinstance(item, str) else item for item in value)
+
+
+LISTS = (Tiers, Quotas)  # the flag of such an option is given once for each item

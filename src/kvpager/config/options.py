@@ -13,8 +13,23 @@ from dataclasses import MISSING, dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
-from kvpager.config.kinds import Capacity, File, Flag, Kind, PageSize, Seconds, Share, Text, Tiers, Whole
+from kvpager.config.kinds import (
+    LISTS,
+    Capacity,
+    File,
+    Flag,
+    Fraction,
+    Kind,
+    PageSize,
+    Quotas,
+    Seconds,
+    Share,
+    Text,
+    Tiers,
+    Whole,
+)
 from kvpager.config.memory import AUTO_POOL_PERCENT
+from kvpager.config.quotas import TenantQuota
 from kvpager.config.shown import shown
 from kvpager.config.sizes import AUTO
 from kvpager.config.tiers import TierOptions
@@ -119,6 +134,19 @@ class Options:
         "Share of free blocks below which reclaim starts in the background; 0 is off: cached pages stay until their "
         "blocks are needed.",
         "With a lower tier, 0.1 keeps blocks ready so that no step waits; without one it only shortens what is cached.",
+    )
+    pinned_share: float = _option(
+        0.5,
+        Fraction(),
+        "Share of the pool that retentions may pin together; what they want beyond is clipped or refused.",
+        "Lower it where clients pin more than is good for the others; 0 allows no pins.",
+    )
+    quotas: tuple[TenantQuota, ...] = _option(
+        (),
+        Quotas(),
+        "What tenants (the salt of a request's scope) may hold on each tier, and the weight of their fair share. The "
+        "flag is given once for each tenant; the variable separates them with ';'.",
+        "To keep one tenant's traffic from driving out what others need; docs/retention.md says what is promised.",
     )
     prefix_cache: bool = _option(
         True,
@@ -243,7 +271,7 @@ def list_options() -> tuple[OptionInfo, ...]:
             environment=_variable(option.name),
             flag=_flag(option.name),
             is_switch=isinstance(_KINDS[option.name], Flag),
-            is_list=isinstance(_KINDS[option.name], Tiers),
+            is_list=isinstance(_KINDS[option.name], LISTS),
         )
         for option in fields(Options)
     )
@@ -336,7 +364,7 @@ def _variable(name: str) -> str:
 
 def _flag(name: str) -> str:
     """A list's flag names one item of it: ``--tier``."""
-    spelled = name.removesuffix("s") if isinstance(_KINDS[name], Tiers) else name
+    spelled = name.removesuffix("s") if isinstance(_KINDS[name], LISTS) else name
     return f"--{spelled.replace('_', '-')}"
 
 

@@ -65,8 +65,11 @@ def build(model: str | PreTrainedModel, tokenizer: Any, options: Options, num_bl
         prefix_cache=options.prefix_cache,
         match_inside_pages=options.partial_hits and chunk is None,
         fingerprint=fingerprint_of(model, arithmetic),
+        pinned_share=options.pinned_share,
         debug=options.debug,
     )
+    for quota in options.quotas:
+        cache.retention.set_quota(quota.tenant, quota.capacity, weight=quota.weight)
     runner = ModelRunner(model, backend, layout, cache.arena, options.fused_layers, arithmetic)
     return EngineParts(
         model=model,
