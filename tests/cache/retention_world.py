@@ -10,6 +10,7 @@ The model knows pages as (salt, all tokens up to the page's end) and retentions 
 """
 
 import random
+from array import array
 from collections import Counter
 from dataclasses import dataclass, field
 
@@ -65,13 +66,16 @@ class RetentionWorld:
         self.check_every = check_every
         self.cache = open_cache(
             self.layout, num_blocks=24 * self.layout.num_groups, eviction=policy, clock=self.clock,
+            match_inside_pages=is_tiered,  # else the model would have to know which page was found in part
             debug=self.random.random() < 0.5, pinned_share=self.random.choice([0.3, 0.5, 0.7]),
         )  # fmt: skip
         self.mover = SimulatedMover(self.clock, self.random, lambda lane: self.random.choice([0.0, 0.1, 0.6]))
         self.host: HostStore | None = None
         if is_tiered:
-            self.host = HostStore(self.layout.block_stride, 30, make_policy(policy, 30, self.clock))
             when = self.random.choice([WriteBack.THROUGH, WriteBack.BACK])
+            is_exclusive = when is WriteBack.BACK and self.random.random() < 0.5
+            below = make_policy(policy, 30, self.clock)
+            self.host = HostStore(self.layout.block_stride, 30, below, exclusive=is_exclusive)
             size = 8 * self.layout.block_stride
             assemble.put_below(self.cache, [self.host], self.mover, self.clock, when, size, None)
         self.held: dict[int, Held] = {}
@@ -141,6 +145,7 @@ class RetentionWorld:
             self.let_go(seq)
 
     def note(self, seq: Sequence, wishes: list[Retention]) -> None:
+        self.sweep()
         assert seq.tokens is not None
         assert len(seq.retained) == len(wishes)
         for wish, answer in zip(wishes, seq.retained, strict=True):
@@ -246,6 +251,7 @@ class RetentionWorld:
             tokens, wish.start, wish.stop, scope=scope, pin=wish.pin, priority=wish.priority, seconds=wish.seconds,
             ttl=wish.ttl,
         )  # fmt: skip
+        self.sweep()
         self.happened[answer.verdict.value] += 1
         assert bool(answer.reason) == (answer.verdict is not Verdict.ACCEPTED)
         if answer.id is None:
@@ -266,6 +272,13 @@ class RetentionWorld:
         held = self.held.pop(id)
         if self.is_ranked(held):
             self.ranks.update({page: self.rank(page, otherwise) for page in held.pages})
+
+    def sweep(self) -> None:
+        """Retentions without an end may be over when others were refused room, if their pages were nowhere."""
+        for id in [id for id in self.held if self.cache.retention.get(id) is None]:
+            wish = self.held.pop(id).wish
+            assert (wish.pin, wish.seconds, wish.ttl) == (False, None, None), "a retention is lost"
+            self.happened["swept"] += 1
 
     def wait(self) -> None:
         self.pass_time(self.random.choice([0.05, 0.2, 1.0, 4.0]))
@@ -356,8 +369,7 @@ class RetentionWorld:
             while (label := index.label(node)) is not None:
                 labels.append(label)
                 node = index.parent(node)
-            raw = b"".join(reversed(labels))
-            tokens = tuple(int.from_bytes(raw[at : at + 4], "little") for at in range(0, len(raw), 4))
+            tokens = tuple(array("i", b"".join(reversed(labels))))
             found.setdefault((salts[index.key(node)], tokens), []).append(block)
         return found
 
@@ -392,10 +404,7 @@ class RetentionWorld:
         self.check_quotas(where, after)
         if name in ("serve", "go_on") and dropped == self.num_dropped():
             self.check_priority(where, before, after, ranked)
-        for id in [id for id in self.held if self.cache.retention.get(id) is None]:
-            wish = self.held.pop(id).wish
-            assert (wish.pin, wish.seconds, wish.ttl) == (False, None, None), f"{where}: a retention is lost"
-            self.happened["swept"] += 1
+        self.sweep()
         assert len(self.held) == len(self.cache.retention._records), where
 
     def check_dying(self, where: str, after: dict[Page, list[int]]) -> None:

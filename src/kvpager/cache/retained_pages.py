@@ -8,13 +8,14 @@ and do as before until then. It knows no times and no users.
 
 from collections.abc import Callable, Container, Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from itertools import groupby
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from kvpager.errors import InvariantError
-from kvpager.eviction.partitioned import Partitioned
+from kvpager.eviction.partitioned import Partitioned, alike
 from kvpager.eviction.policy import DEFAULT_PRIORITY, NO_USE, EvictionPolicy, Use
 from kvpager.prefix.hashing import block_key
 from kvpager.tiers.slot_book import HasBook, SlotBook
@@ -51,6 +52,7 @@ class RetainedPages:
         self._by_block: dict[int, PageWishes] = {}
         self._classes: dict[ContentKey, tuple[int, str]] = {}  # priority and tenant of a page's last use, if not usual
         self._policy: Partitioned | None = None
+        self._books: list[tuple[LowerTier, SlotBook]] = []
         self.num_pinned = 0
         self.has_changed = False  # pages were let go of, or are pinned no longer
 
@@ -62,6 +64,7 @@ class RetainedPages:
     def begin(self) -> None:
         """From now on policies and tiers are told."""
         self._cache.evictable.retains = self
+        self._books = [(tier, tier.book) for tier in self.tiers() if isinstance(tier, HasBook)]
         for _, book in self.books():
             book.retains = self
 
@@ -69,8 +72,8 @@ class RetainedPages:
         return () if self._cache.lower is None else self._cache.lower.migration.tiers
 
     def books(self) -> list[tuple[LowerTier, SlotBook]]:
-        """Tiers below that choose what they drop."""
-        return [(tier, tier.book) for tier in self.tiers() if isinstance(tier, HasBook)]
+        """Tiers below that choose what they drop, once retentions are in use."""
+        return self._books
 
     def partitioned(self) -> Partitioned:
         """The device's policy, in partitions from now on."""
@@ -88,10 +91,8 @@ class RetainedPages:
         cache, evictable = self._cache, self._cache.evictable
         blocks = cache.index.all_blocks().tolist()
         loose = [block for block in blocks if evictable.may_go(block)]
-        name = evictable.policy.name
-        policy = Partitioned(
-            cache.pool.num_blocks, lambda size: self._make(name, size), evictable.policy, blocks, loose
-        )
+        first = evictable.policy
+        policy = Partitioned(cache.pool.num_blocks, partial(alike, first, self._make), first, blocks, loose)
         evictable.policy = policy
         for seq in cache.sequences.values():
             mapped = np.concatenate([table.mapped_blocks() for table in seq.tables])

@@ -242,10 +242,11 @@ class Retainer:
         stop = self._last_page(wish.stop, known)
         if stop <= first and seq is None:
             return _refused(f"these tokens fill no page of {size}")
-        wanted = groups * (max(0, stop - first) + (stop if wish.pin else 0))
+        self._use()
+        is_named = wish.priority is not None or wish.ttl is not None
+        wanted = groups * (is_named * max(0, stop - first) + wish.pin * stop)
         if self._size + wanted > self.max_size and self._size - self._sweep() + wanted > self.max_size:
             return _refused(f"retentions may name pages {self.max_size} times, and {self._size} are named")
-        self._use()
         record = _Record(self._next_id, wish, first, is_open=seq is not None)
         self._next_id += 1
         self._records[record.id] = record

@@ -17,11 +17,16 @@ from itertools import repeat
 import numpy as np
 
 from kvpager.errors import InvariantError
-from kvpager.eviction.policy import DEFAULT_PRIORITY, EvictionPolicy, Use
+from kvpager.eviction.policy import DEFAULT_PRIORITY, EvictionPolicy, JudgingPolicy, Use
 
 MAX_PARTITIONS = 256  # tenants beyond share one partition for each priority, unless they were given a weight
 _LEAST = 16  # blocks a partition has room for when it is made
 _NOBODY = ""
+
+
+def alike(policy: EvictionPolicy, make: Callable[[str, int], EvictionPolicy], num_blocks: int) -> EvictionPolicy:
+    """A policy like this one over so many blocks, judging by what it has learned where it does judge."""
+    return policy.below(num_blocks) if isinstance(policy, JudgingPolicy) else make(policy.name, num_blocks)
 
 
 class _Partition:

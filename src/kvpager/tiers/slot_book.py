@@ -18,12 +18,13 @@ a history, since nothing is known against it. Partitions by priority and tenant 
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Protocol, runtime_checkable
 
 import numpy as np
 
 from kvpager.errors import InvariantError
-from kvpager.eviction.partitioned import Partitioned
+from kvpager.eviction.partitioned import Partitioned, alike
 from kvpager.eviction.policy import NO_USE, EvictionPolicy, History, JudgingPolicy, Use
 from kvpager.tiers.tier import Page
 from kvpager.types import ContentKey
@@ -252,7 +253,7 @@ class SlotBook:
         first = self.policy
         slots = [slot for slot in self._page_of if slot not in self._writing]
         may_go = [slot for slot in slots if not self._is_held(slot) and self._is_leaf(slot)]
-        self._set_policy(Partitioned(self.num_slots, lambda size: make(first.name, size), first, slots, may_go))
+        self._set_policy(Partitioned(self.num_slots, partial(alike, first, make), first, slots, may_go))
         for slot in slots:
             self.rerank(self._page_of[slot].key)
 
