@@ -142,7 +142,8 @@ class Reclaimer:
             elif self._pool.is_cached(np.array([block]))[0]:  # it is not on its way: the next victim may be
                 self._evictable.held(np.array([block]))
                 refused.append(block)
-        self._evictable.settled(np.array(refused, np.int64))
+        left = [block for block in refused if self._pool.indexed[block]]  # others went with one of another group
+        self._evictable.settled(np.array(left, np.int64))
 
     def drop_written(self, block: int) -> None:
         """A cached block has been copied down so that it can go: it does, if blocks are still short and it may."""

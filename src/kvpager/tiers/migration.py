@@ -104,7 +104,7 @@ class Migration:
         return bool(self._copying)
 
     def is_unwanted(self, page: Page, first: int = 0) -> bool:
-        """Whether every tier from ``first`` on is full of pages that are worth more."""
+        """Whether every tier from ``first`` on is full of pages that are worth as much."""
         return all(tier.declines(page) for tier in self.tiers[first:])
 
     @property

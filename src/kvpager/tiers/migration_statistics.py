@@ -11,7 +11,7 @@ class MigrationStatistics:
     """``precision``: of pages below the device. ``moving_bytes``: under way now. ``refused``: demotions that found the
     queues or tiers full. ``lost``: pages the device dropped that no tier had or took. ``late``: loads that missed their
     deadline. Waits are of the bookkeeping thread: ``io_wait_seconds`` while there was work for it, ``idle_seconds``
-    while there was none. ``not_worth_keeping``: pages the device dropped because all tiers hold better ones.
+    while there was none. ``not_worth_keeping``: pages the device dropped because no tier holds one that is worth less.
     ``demoted``: pages copied into a tier from above; ``promoted``: from a tier to the device; ``page_bytes`` each."""
 
     precision: str

@@ -10,7 +10,7 @@ completed. Being read does not change a page's rank, ``touch`` does.
 Leaves go before their parents: a page that another page in this tier hangs under is not dropped, so only leaves that
 nobody reads are offered to the policy. A page whose last child was dropped counts from its own last use.
 
-Where the policy judges, a page is stored only if it is worth as much as what would have to go for it. One under which
+Where the policy judges, a page is stored only if it is worth more than what would have to go for it. One under which
 pages of this tier hang is stored in any case: they were worth it, and nobody reaches them without it. So is one without
 a history, since nothing is known against it. Partitions by priority and tenant don't judge.
 """
@@ -109,13 +109,13 @@ class SlotBook:
         return self._judge.history(self._slot_of[key]) if self._judge is not None and self.contains(key) else None
 
     def declines(self, page: Page) -> bool:
-        """Whether storing the page would cost one that is worth more."""
+        """Whether storing the page would cost one that is worth as much."""
         if self._judge is None or page.history is None or self._free or page.key in self._children:
             return False
         if self.retains is not None and self.retains.is_pinned(page.key):
             return False
         slot = self._victim(page.parent)
-        return slot is not None and self._judge.worth_of(page.history) < self._judge.worth(slot)
+        return slot is not None and self._judge.worth_of(page.history) <= self._judge.worth(slot)
 
     def keys(self) -> list[ContentKey]:
         return [key for key, slot in self._slot_of.items() if slot not in self._writing]

@@ -11,7 +11,7 @@ was prepared is completed exactly once, also if moving its bytes failed.
 Lower tiers are found by content key: full pages are immutable, so a copy under a key is right for ever. A failed store
 is a page that is not there; a failed load is a miss, and the tier forgets the page.
 
-Where the eviction policy judges, a page moves with its history, and a full tier declines one that is worth less than
+Where the eviction policy judges, a page moves with its history, and a full tier declines one that is worth no more than
 what would have to go for it. An exclusive tier holds no page that came up from it: whoever brought that up has it drop
 its copy once the device's is published, and the page goes down again when it leaves the device.
 """
@@ -119,8 +119,8 @@ class TierStatistics:
 
     ``state``: "ok", or what is wrong and since when it is not used. ``hits``: pages that were asked for and found.
     ``quarantined``: pages whose bytes were wrong; they are misses for ever. ``evicted``: dropped by the policy.
-    ``refused``: stores that found no room or a tier that takes none. ``declined``: of pages that are worth less than
-    what would have had to go for them.
+    ``refused``: stores that found no room or a tier that takes none. ``declined``: of pages that are worth no
+    more than what would have had to go for them.
     """
 
     name: str
@@ -169,7 +169,7 @@ class LowerTier(Tier, PageSource, PageTarget, Protocol):
         ...
 
     def declines(self, page: Page) -> bool:
-        """Whether the tier is full of pages that are worth more, so that it does not store this one."""
+        """Whether the tier is full of pages that are worth as much, so that it does not store this one."""
         ...
 
     def prepare_store(self, page: Page) -> Slot | None:
