@@ -223,9 +223,9 @@ class Policy {
   }
 
  private:
-  static constexpr int STEPS_PER_PAGE = 4;
+  static constexpr int STEPS_PER_PAGE = 2;
 
-  struct Block {
+  struct alignas(64) Block {
     uint64_t key = 0, stamp = 0;           // stamp: of its last use, in the order of uses
     double last_used = 0.0, gap = -1.0;    // gap: what had passed when it was found again; negative: unknown
     int32_t node = 0, kind = 0, uses = 0;

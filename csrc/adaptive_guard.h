@@ -10,9 +10,9 @@
 
 namespace kv::adaptive {
 
-constexpr double TOLERANCE = 0.005;     // of LRU's hits, that may be lost to trials
+constexpr double TOLERANCE = 0.004;     // of LRU's hits, that may be lost to trials
 constexpr double SURE_GAIN = 0.05;      // over LRU, from which on no distance is kept to it
-constexpr double SLACK = 8.0;           // pages of credit a policy may have when LRU finds next to nothing
+constexpr double LEAST_SHARE = 0.1;     // of the blocks, that credit may always amount to
 
 // How far ahead of LRU the policy is, in pages found.
 class Credit {
@@ -29,7 +29,7 @@ class Credit {
     ever_ += static_cast<double>(lru_found);
     const double share = lru_found_ / (pages_ + 1.0);
     price_ = lru_found_ > 0.0 ? share * std::max(0.0, 1.0 - (found_ / lru_found_ - 1.0) / SURE_GAIN) : 0.0;
-    const double most = share * static_cast<double>(num_blocks) + TOLERANCE * ever_ + SLACK;
+    const double most = std::max(share, LEAST_SHARE) * static_cast<double>(num_blocks) + TOLERANCE * ever_;
     credit_ = std::min(most, credit_ + static_cast<double>(found) - static_cast<double>(lru_found) +
                                  TOLERANCE * static_cast<double>(lru_found));
   }

@@ -90,7 +90,7 @@ class Hazards {
   }
 
   // Expected reuse per second of keeping a page of this kind, at this age.
-  double index(int node, double age) const { return nodes_[node].index[bin_of(age)]; }
+  double index(int node, double age) const { return index_[node][bin_of(age)]; }
 
   // Brings one node up to date, each in its turn.
   void refresh_next() {
@@ -103,11 +103,12 @@ class Hazards {
   struct Node {
     int parent;
     int64_t fresh_at;  // num_events_ when it was last refreshed
-    Row events, time, hazard, index;
+    Row events, time, hazard;
   };
 
   int add_node(int parent) {
-    nodes_.push_back({parent, num_events_, {}, {}, {}, {}});
+    nodes_.push_back({parent, num_events_, {}, {}, {}});
+    index_.push_back({});
     refresh(static_cast<int>(nodes_.size()) - 1);
     return static_cast<int>(nodes_.size()) - 1;
   }
@@ -121,7 +122,7 @@ class Hazards {
       node.time[bin] *= kept;
     }
     estimate(node);
-    rank(node);
+    rank(node, index_[at]);
   }
 
   void estimate(Node& node) const {
@@ -146,7 +147,7 @@ class Hazards {
     }
   }
 
-  void rank(Node& node) const {
+  void rank(const Node& node, Row& index) const {
     std::array<double, NUM_BINS + 1> reuse{}, held{};
     double alive = 1.0;
     for (int bin = 0; bin < NUM_BINS; ++bin) {
@@ -165,7 +166,7 @@ class Hazards {
     hull[size++] = NUM_BINS;
     for (int bin = NUM_BINS - 1; bin >= 0; --bin) {
       while (size > 1 && slope(bin, hull[size - 1]) <= slope(bin, hull[size - 2])) --size;
-      node.index[bin] = slope(bin, hull[size - 1]);
+      index[bin] = slope(bin, hull[size - 1]);
       hull[size++] = bin;
     }
   }
@@ -174,6 +175,7 @@ class Hazards {
   std::array<double, NUM_BINS + 1> start_;
   std::vector<int32_t> node_at_;  // by level and leading digits of the kind
   std::vector<Node> nodes_;
+  std::vector<Row> index_;  // by node; apart, because victims are chosen by it
   int64_t num_events_ = 0;
   int turn_ = 0;
 };

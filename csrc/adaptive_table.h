@@ -22,40 +22,41 @@ inline uint64_t mix(uint64_t x) {
 class KeyTable {
  public:
   explicit KeyTable(int64_t limit)
-      : mask_(std::bit_ceil(static_cast<uint64_t>(2 * limit + 2)) - 1), keys_(mask_ + 1), values_(mask_ + 1, NOWHERE) {}
+      : mask_(std::bit_ceil(static_cast<uint64_t>(2 * limit + 2)) - 1), slots_(mask_ + 1) {}
 
-  int32_t find(uint64_t key) const { return values_[slot_of(key)]; }
+  int32_t find(uint64_t key) const { return slots_[slot_of(key)].value; }
 
   // REQUIRES: fewer than `limit` other keys are in it.
   void set(uint64_t key, int32_t value) {
-    const uint64_t slot = slot_of(key);
-    keys_[slot] = key;
-    values_[slot] = value;
+    slots_[slot_of(key)] = {key, value};
   }
 
   void erase(uint64_t key) {
     uint64_t hole = slot_of(key);
-    if (values_[hole] == NOWHERE) return;
-    for (uint64_t at = (hole + 1) & mask_; values_[at] != NOWHERE; at = (at + 1) & mask_) {
-      const uint64_t home = mix(keys_[at]) & mask_;
+    if (slots_[hole].value == NOWHERE) return;
+    for (uint64_t at = (hole + 1) & mask_; slots_[at].value != NOWHERE; at = (at + 1) & mask_) {
+      const uint64_t home = mix(slots_[at].key) & mask_;
       if (((at - home) & mask_) < ((at - hole) & mask_)) continue;  // its home lies behind the hole
-      keys_[hole] = keys_[at];
-      values_[hole] = values_[at];
+      slots_[hole] = slots_[at];
       hole = at;
     }
-    values_[hole] = NOWHERE;
+    slots_[hole].value = NOWHERE;
   }
 
  private:
+  struct Slot {
+    uint64_t key = 0;
+    int32_t value = NOWHERE;
+  };
+
   uint64_t slot_of(uint64_t key) const {
     uint64_t slot = mix(key) & mask_;
-    while (values_[slot] != NOWHERE && keys_[slot] != key) slot = (slot + 1) & mask_;
+    while (slots_[slot].value != NOWHERE && slots_[slot].key != key) slot = (slot + 1) & mask_;
     return slot;
   }
 
   uint64_t mask_;
-  std::vector<uint64_t> keys_;
-  std::vector<int32_t> values_;
+  std::vector<Slot> slots_;
 };
 
 }  // namespace kv::adaptive

@@ -41,7 +41,7 @@ from kvpager.types import Clock
 CANDIDATES = 64
 TRAINED = 1000  # reuses seen before the policy departs from LRU
 PAGE_SECONDS = 1e-5
-_STEPS_PER_PAGE = 4  # of the sample, at every page that is found or enters
+_STEPS_PER_PAGE = 2  # of the sample, at every page that is found or enters
 _GAPS = (15.0, 37.5, 93.75, 234.375)
 _OUTPUTS = (24, 60, 150, 375, 937.5)
 _ADDED = (3, 9, 27)

@@ -21,9 +21,9 @@ Knows no ranks, and blocks only as numbers that belong to keys.
 from collections import OrderedDict
 from collections.abc import Callable
 
-TOLERANCE = 0.005  # of LRU's hits, that may be lost to trials
+TOLERANCE = 0.004  # of LRU's hits, that may be lost to trials
 SURE_GAIN = 0.05
-SLACK = 8.0  # pages of credit a policy may have where LRU finds next to nothing
+LEAST_SHARE = 0.1  # of the blocks, that credit may always amount to
 
 
 class Credit:
@@ -45,7 +45,7 @@ class Credit:
         share = self._lru_found / (self._pages + 1.0)
         gain = self._found / self._lru_found - 1.0 if self._lru_found > 0.0 else SURE_GAIN
         self._price = share * max(0.0, 1.0 - gain / SURE_GAIN)
-        most = share * num_blocks + TOLERANCE * self._ever + SLACK
+        most = max(share, LEAST_SHARE) * num_blocks + TOLERANCE * self._ever
         self._credit = min(most, self._credit + found - lru_found + TOLERANCE * lru_found)
 
     @property

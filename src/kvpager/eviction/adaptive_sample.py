@@ -31,7 +31,7 @@ class _Watched:
 
 
 class ReuseSample:
-    """One key in 16, as SHARDS samples (Waldspurger and others 2015), while its page is cached and as a ghost long after.
+    """One key in 16, as SHARDS samples (Waldspurger and others 2015), while its page is cached and, as a ghost, after.
 
     Pages wait in a list for each bin of age, in the order in which they came into it, so that a few steps at every
     call keep what is noted of all of them up to date. The oldest is forgotten when there are too many.
