@@ -36,7 +36,7 @@ class WTinyLFU(QueuedPolicy):
         self._is_protected = self._column(False)  # or will be when it is let go of
         self._window, self._protected = Recency(), Recency()  # all pages there that are not live
         self._keys = np.zeros(num_blocks, np.uint64)
-        self._cells = np.zeros((num_blocks, CELLS), np.int32)  # of the keys
+        self._cells = np.zeros((num_blocks, CELLS), np.int64)  # of the keys
         self._sketch = FrequencySketch(num_blocks)
         self._set_sizes()
 
@@ -58,7 +58,7 @@ class WTinyLFU(QueuedPolicy):
 
     def hit(self, blocks: np.ndarray) -> None:
         super().hit(blocks)
-        self._sketch.count(self._cells[blocks])
+        self._sketch.count(self._cells.take(blocks, axis=0))
         page_in, queue_of, is_protected = self._page, self._queue_of, self._is_protected
         take_out_of_window, take_out_of_protected = self._window.pop, self._protected.pop
         for block in blocks.tolist():
@@ -97,9 +97,10 @@ class WTinyLFU(QueuedPolicy):
     def leave(self, blocks: np.ndarray) -> None:
         super().leave(blocks)
         for block in blocks.tolist():
-            page = self._page[block]
-            self._window.pop(page, None)
-            self._protected.pop(page, None)
+            if self._queue_of[block] == _WINDOW:
+                self._window.pop(self._page[block], None)
+            elif self._is_protected[block]:
+                self._protected.pop(self._page[block], None)
 
     def resize(self, num_blocks: int) -> None:
         before = min(num_blocks, self._num_blocks)
