@@ -42,22 +42,7 @@ class RankedLeaves:
             return
         if before is not None:
             self._take_out(before)
-        self._offered[block] = entry
-        ends = self._ends
-        at = bisect_left(ends, entry)
-        if at < len(ends):
-            run = self._runs[at]
-            insort(run, entry)
-        elif ends:
-            run = self._runs[-1]
-            run.append(entry)
-            ends[-1] = entry
-        else:
-            self._runs.append([entry])
-            ends.append(entry)
-            return
-        if len(run) > _RUN:
-            self._split(min(at, len(ends) - 1))
+        self._put_in(block, entry)
 
     def offer_all(self, blocks: Iterable[int], rank_of: list[int]) -> None:
         """``offer`` of many, with ranks from a column."""
@@ -80,14 +65,16 @@ class RankedLeaves:
     def lowest(self) -> int | None:
         return self._runs[0][0] & _BLOCK if self._runs else None
 
-    def take_lowest(self) -> int:
-        """Withdraws it. REQUIRES: some block is offered."""
+    def hand_lowest_to(self, other: "RankedLeaves") -> int:
+        """It is offered there instead, with the rank it has, which is returned. REQUIRES: here is one and not there."""
         run = self._runs[0]
-        block = run.pop(0) & _BLOCK
-        del self._offered[block]
+        entry = run.pop(0)
         if not run:
             del self._runs[0], self._ends[0]
-        return block
+        block = entry & _BLOCK
+        del self._offered[block]
+        other._put_in(block, entry)
+        return entry >> _BLOCK_BITS
 
     def move(self, source: int, target: int) -> None:
         if source in self._offered:
@@ -102,6 +89,24 @@ class RankedLeaves:
         ordered = [entry for run in self._runs for entry in run]
         if ordered != sorted(self._offered.values()) or self._ends != [run[-1] for run in self._runs]:
             raise InvariantError("the order of the evictable blocks is wrong")
+
+    def _put_in(self, block: int, entry: int) -> None:
+        self._offered[block] = entry
+        ends = self._ends
+        at = bisect_left(ends, entry)
+        if at < len(ends):
+            run = self._runs[at]
+            insort(run, entry)
+        elif ends:
+            run = self._runs[-1]
+            run.append(entry)
+            ends[-1] = entry
+        else:
+            self._runs.append([entry])
+            ends.append(entry)
+            return
+        if len(run) > _RUN:
+            self._split(min(at, len(ends) - 1))
 
     def _take_out(self, entry: int) -> None:
         at = bisect_left(self._ends, entry)

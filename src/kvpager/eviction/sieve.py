@@ -52,7 +52,7 @@ class SIEVE(RankedPolicy):
             self._passed.withdraw(block)
 
     def victim(self) -> int | None:
-        is_used, rank = self._is_used, self._rank
+        is_used = self._is_used
         while len(self._leaves) or len(self._passed):
             block = self._leaves.lowest()
             if block is None:
@@ -61,8 +61,7 @@ class SIEVE(RankedPolicy):
                 return block
             else:
                 is_used[block] = False
-                self._passed.offer(self._leaves.take_lowest(), rank[block])
-                self._hand = rank[block] + 1
+                self._hand = self._leaves.hand_lowest_to(self._passed) + 1
         return None
 
     def move(self, source: int, target: int) -> None:
