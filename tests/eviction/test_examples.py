@@ -150,15 +150,22 @@ def test_priorities_go_before_recency() -> None:
 
 def test_a_sketch_counts_halves_and_is_resized() -> None:
     sketch = FrequencySketch(16)
-    often, once = sketch.cells(1), sketch.cells(2)
-    sketch.count([often] * 100)
-    sketch.count([once])
-    assert (sketch.estimate(often), sketch.estimate(once), sketch.estimate(sketch.cells(3))) == (15, 1, 0)
+
+    def cells(*keys: int) -> np.ndarray:
+        return sketch.cells(np.array(keys, np.uint64))
+
+    def estimates(*keys: int) -> list[int]:
+        return [sketch.estimate(each) for each in cells(*keys).tolist()]
+
+    for _ in range(100):
+        sketch.count(cells(1))
+    sketch.count(cells(2, 2))  # in one batch: once
+    assert estimates(1, 2, 3) == [15, 1, 0]
     for capacity in (64, 16):
         sketch.resize(capacity)
-        assert sketch.estimate(sketch.cells(1)) == 15
-    sketch.count([sketch.cells(4)] * 59)
-    assert sketch.estimate(sketch.cells(1)) == 7
+        assert estimates(1) == [15]
+    sketch.count(cells(*[4] * 58))
+    assert estimates(1) == [7]
 
 
 def test_ghosts_are_bounded_and_the_oldest_goes() -> None:
@@ -183,8 +190,27 @@ def test_ranks_that_rise_and_fall() -> None:
     assert leaves.lowest() == 2
     for turn in range(1000):
         leaves.offer(4, 1000 - turn)
-    assert len(leaves._heap) < 100
     leaves.check(np.array([0, 2, 3, 4]))
+
+
+def test_many_ranks_in_any_order() -> None:
+    leaves, expected = RankedLeaves(), dict[int, int]()
+    generator = np.random.default_rng(0)
+    for phase, share in enumerate((0.8, 0.1, 0.6, 0.0)):  # of offers: they grow, shrink, grow again and go
+        for block, rank in generator.integers(0, (3000, 10**6), (6000, 2)).tolist():
+            if generator.random() < share:
+                leaves.offer(block, rank)
+                expected[block] = rank
+            else:
+                leaves.withdraw(block)
+                expected.pop(block, None)
+        leaves.check(np.array(list(expected)))
+        assert len(leaves._runs) < 10 + len(expected) / 16, phase
+        while share == 0.0 and expected:
+            lowest = min(expected, key=lambda block: (expected[block], block))
+            assert leaves.lowest() == lowest
+            leaves.withdraw(lowest)
+            del expected[lowest]
 
 
 def test_lfu_uses_are_forgotten_with_the_page() -> None:

@@ -63,8 +63,8 @@ class TreeCache:
         self.hits += len(found)
         for page in found:
             self.users[page] += 1
-            if self.model:
-                self.model.hit(page)
+        if self.model:
+            self.model.hit_all(found)
         self.offered.difference_update(found)
         self.policy.hit(self.blocks(found))
         for page in prompt[cut:]:
@@ -79,9 +79,8 @@ class TreeCache:
             held.append(page)
         entered = held[cut:]
         self.policy.enter(self.blocks(entered), np.array(entered, np.uint64))
-        for page in entered:
-            if self.model:
-                self.model.enter(page)
+        if self.model:
+            self.model.enter_all(entered)
         return held
 
     def finish(self, held: Prompt, use: Use = NO_USE) -> None:

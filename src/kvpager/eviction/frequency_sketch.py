@@ -5,65 +5,71 @@ places come by double hashing (Kirsch and Mitzenmacher 2006). All counters are h
 counted, and end at 15: what is never overtaken needs no exact figure.
 """
 
-from collections.abc import Iterable
-
 import numpy as np
 
+CELLS = 4  # counters of a key
 _PER_KEY = 8  # counters for each key that matters at a time: four of them are its own
 _MAX = 15
 _SAMPLE = 10  # times the capacity: counted before all is halved
-_SPREAD = 0x9E3779B97F4A7C15  # odd, bits well mixed: keys need not be
-_64_BITS = 2**64 - 1
-_32_BITS = 2**32 - 1
-
-Cells = tuple[int, int, int, int]
+# One-element arrays: numpy takes those quicker than scalars
+_SPREAD = np.array([0x9E3779B97F4A7C15], np.uint64)  # odd, bits well mixed: keys need not be
+_HALF = np.array([32], np.uint64)  # bits
+_ODD = np.array([1], np.uint64)
+_STEPS = np.arange(CELLS, dtype=np.uint64)
+_ONE, _MOST = np.array([1], np.uint8), np.array([_MAX], np.uint8)
 
 
 class FrequencySketch:
     """``capacity``: about as many keys as matter at a time."""
 
     def __init__(self, capacity: int) -> None:
-        self._counters = bytearray(_num_counters(capacity))
-        self._mask = len(self._counters) - 1
+        self._set_counters(np.zeros(_num_counters(capacity), np.uint8))
         self._until_halved = self._sample = _SAMPLE * max(1, capacity)
+
+    def _set_counters(self, counters: np.ndarray) -> None:
+        self._counters = counters
+        self._one_by_one = counters.data  # a single counter is read quicker there
+        self._mask = np.array([len(counters) - 1], np.uint64)
 
     def __len__(self) -> int:
         return len(self._counters)
 
-    def cells(self, key: int) -> Cells:
-        """Where a key is counted, until the sketch is resized."""
-        hashed, mask = (key * _SPREAD) & _64_BITS, self._mask
-        first, step = hashed >> 32, (hashed & _32_BITS) | 1
-        return first & mask, (first + step) & mask, (first + 2 * step) & mask, (first + 3 * step) & mask
+    def cells(self, keys: np.ndarray) -> np.ndarray:
+        """Where keys (uint64) are counted, until the sketch is resized: int64[keys, CELLS]."""
+        hashed = (keys * _SPREAD).reshape(-1, 1)
+        cells = (hashed | _ODD) * _STEPS  # the bits above those of a place don't matter
+        cells += hashed >> _HALF
+        cells &= self._mask
+        return cells.view(np.int64)
 
-    def count(self, keys: Iterable[Cells]) -> None:
-        """Each of these was seen once more. Keys by their cells."""
+    def count(self, cells: np.ndarray) -> None:
+        """Keys were seen once more, given by their cells; a cell that two of them share counts once."""
         counters = self._counters
-        for cells in keys:
-            for cell in cells:
-                if counters[cell] < _MAX:
-                    counters[cell] += 1
-            self._until_halved -= 1
-            if self._until_halved == 0:
-                halved = np.frombuffer(counters, np.uint8)
-                halved >>= 1
-                self._until_halved = self._sample // 2
+        found = counters[cells]
+        found += _ONE
+        np.minimum(found, _MOST, out=found)
+        counters[cells] = found
+        self._until_halved -= len(cells)
+        if self._until_halved <= 0:
+            counters >>= 1
+            self._until_halved = self._sample // 2
 
-    def estimate(self, cells: Cells) -> int:
-        counters = self._counters
-        one, two, three, four = cells
-        return min(counters[one], counters[two], counters[three], counters[four])
+    def estimate(self, cells: list[int]) -> int:
+        counters = self._one_by_one
+        least = _MAX
+        for cell in cells:
+            count = counters[cell]
+            if count < least:
+                least = count
+        return least
 
     def resize(self, capacity: int) -> None:
         """Estimates stay as they are; rise, where there are fewer counters now."""
-        before = np.frombuffer(self._counters, np.uint8)
-        size = _num_counters(capacity)
+        before, size = self._counters, _num_counters(capacity)
         if size >= len(before):
-            counters = np.tile(before, size // len(before))
+            self._set_counters(np.tile(before, size // len(before)))
         else:  # counters that share the low bits of their place become one
-            counters = before.reshape(-1, size).max(axis=0)
-        self._counters = bytearray(counters.tobytes())
-        self._mask = size - 1
+            self._set_counters(before.reshape(-1, size).max(axis=0))
         self._sample = _SAMPLE * max(1, capacity)
         self._until_halved = min(self._until_halved, self._sample)
 

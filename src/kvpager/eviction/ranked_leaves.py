@@ -1,22 +1,21 @@
 """Blocks by rank, the lowest first: what most policies keep the evictable ones in.
 
-A heap that is put right only where it is looked at. A block that is withdrawn, or offered again with a higher rank,
-leaves its entry where it is, and that entry is dropped or sunk when it comes up; so a block whose rank only ever rises
-has one entry. An entry below it is made when a rank falls, and the heap is rebuilt when most of it is such doubles, so
-it stays within a fixed multiple of the blocks.
+A sorted list in runs of bounded length, so that putting a block in or taking it out moves part of one run, wherever its
+rank is, and the lowest is always at the front. A heap that is put right when it is asked is as quick on average, but
+now and then one question pays for many blocks that were withdrawn before it.
 
 Ranks are whole numbers, and an entry is one number of rank and block: quick to compare, and nothing that the garbage
 collector looks at, however many there are.
 """
 
+from bisect import bisect_left, insort
 from collections.abc import Iterable
-from heapq import heapify, heappop, heappush, heapreplace
 
 import numpy as np
 
 from kvpager.errors import InvariantError
 
-_SLACK = 64  # entries the heap may hold beyond twice the blocks in it
+_RUN = 256  # entries, at most: moving them costs less than finding the place
 _BLOCK_BITS = 32
 _BLOCK = 2**_BLOCK_BITS - 1
 
@@ -25,9 +24,9 @@ class RankedLeaves:
     """Empty at first. Ties go to the lower block number."""
 
     def __init__(self) -> None:
-        self._offered: dict[int, int] = {}  # block -> its entry, if the heap were put right
-        self._lowest_of: dict[int, int] = {}  # block -> its lowest entry in the heap, at most that
-        self._heap: list[int] = []
+        self._offered: dict[int, int] = {}  # block -> its entry
+        self._runs: list[list[int]] = []  # of entries, none is empty
+        self._ends: list[int] = []  # the last entry of each run
 
     def __len__(self) -> int:
         return len(self._offered)
@@ -37,65 +36,101 @@ class RankedLeaves:
 
     def offer(self, block: int, rank: int) -> None:
         """``block`` has this rank now, offered before or not."""
-        self._offered[block] = entry = (rank << _BLOCK_BITS) | block
-        if self._lowest_of.get(block, entry + 1) > entry:
-            self._lowest_of[block] = entry
-            heappush(self._heap, entry)
-            if len(self._heap) > 2 * len(self._lowest_of) + _SLACK:
-                self._rebuild()
+        entry = (rank << _BLOCK_BITS) | block
+        before = self._offered.get(block)
+        if before == entry:
+            return
+        if before is not None:
+            self._take_out(before)
+        self._put_in(block, entry)
 
     def offer_all(self, blocks: Iterable[int], rank_of: list[int]) -> None:
         """``offer`` of many, with ranks from a column."""
-        offered, heap, lowest_of = self._offered, self._heap, self._lowest_of
         for block in blocks:
-            offered[block] = entry = (rank_of[block] << _BLOCK_BITS) | block
-            if lowest_of.get(block, entry + 1) > entry:
-                lowest_of[block] = entry
-                heappush(heap, entry)
-        if len(heap) > 2 * len(lowest_of) + _SLACK:
-            self._rebuild()
+            self.offer(block, rank_of[block])
 
     def withdraw(self, block: int) -> None:
         """Not offered now, whether it was or not."""
-        self._offered.pop(block, None)
+        entry = self._offered.pop(block, None)
+        if entry is not None:
+            self._take_out(entry)
 
     def withdraw_all(self, blocks: Iterable[int]) -> None:
-        take_out = self._offered.pop
+        pop = self._offered.pop
         for block in blocks:
-            take_out(block, None)
+            entry = pop(block, None)
+            if entry is not None:
+                self._take_out(entry)
 
     def lowest(self) -> int | None:
-        heap, offered = self._heap, self._offered
-        while heap:
-            entry = heap[0]
-            block = entry & _BLOCK
-            right = offered.get(block)
-            if right == entry:
-                return block
-            if self._lowest_of.get(block) != entry:
-                heappop(heap)  # a double
-            elif right is None:
-                heappop(heap)
-                del self._lowest_of[block]
-            else:
-                heapreplace(heap, right)
-                self._lowest_of[block] = right
-        return None
+        return self._runs[0][0] & _BLOCK if self._runs else None
+
+    def hand_lowest_to(self, other: "RankedLeaves") -> int:
+        """It is offered there instead, with the rank it has, which is returned. REQUIRES: here is one and not there."""
+        run = self._runs[0]
+        entry = run.pop(0)
+        if not run:
+            del self._runs[0], self._ends[0]
+        block = entry & _BLOCK
+        del self._offered[block]
+        other._put_in(block, entry)
+        return entry >> _BLOCK_BITS
 
     def move(self, source: int, target: int) -> None:
         if source in self._offered:
-            self.offer(target, self._offered.pop(source) >> _BLOCK_BITS)
+            rank = self._offered[source] >> _BLOCK_BITS
+            self.withdraw(source)
+            self.offer(target, rank)
 
     def check(self, offered: np.ndarray) -> None:
         """Raises InvariantError unless exactly the blocks ``offered`` are."""
         if sorted(self._offered) != sorted(offered.tolist()):
             raise InvariantError("a policy does not offer exactly the evictable blocks")
-        if not set(self._lowest_of.values()).issubset(self._heap):
-            raise InvariantError("the order of the evictable blocks lost one")
-        if any(self._lowest_of[block] > entry for block, entry in self._offered.items()):
-            raise InvariantError("an evictable block is ordered too high")
+        ordered = [entry for run in self._runs for entry in run]
+        if ordered != sorted(self._offered.values()) or self._ends != [run[-1] for run in self._runs]:
+            raise InvariantError("the order of the evictable blocks is wrong")
 
-    def _rebuild(self) -> None:
-        self._lowest_of = dict(self._offered)
-        self._heap = list(self._offered.values())
-        heapify(self._heap)
+    def _put_in(self, block: int, entry: int) -> None:
+        self._offered[block] = entry
+        ends = self._ends
+        at = bisect_left(ends, entry)
+        if at < len(ends):
+            run = self._runs[at]
+            insort(run, entry)
+        elif ends:
+            run = self._runs[-1]
+            run.append(entry)
+            ends[-1] = entry
+        else:
+            self._runs.append([entry])
+            ends.append(entry)
+            return
+        if len(run) > _RUN:
+            self._split(min(at, len(ends) - 1))
+
+    def _take_out(self, entry: int) -> None:
+        at = bisect_left(self._ends, entry)
+        run = self._runs[at]
+        if run[0] == entry:
+            del run[0]
+            if not run:
+                del self._runs[at], self._ends[at]
+            return
+        place = bisect_left(run, entry)
+        del run[place]
+        if place == len(run):
+            self._ends[at] = run[-1]
+
+    def _split(self, at: int) -> None:
+        """Run ``at`` is too long. Where short ones have become many, all are laid out anew."""
+        if len(self._runs) * _RUN > 8 * len(self._offered):
+            ordered = [entry for run in self._runs for entry in run]
+            half = _RUN // 2
+            self._runs = [ordered[begin : begin + half] for begin in range(0, len(ordered), half)]
+            self._ends = [run[-1] for run in self._runs]
+            return
+        run = self._runs[at]
+        middle = len(run) // 2
+        self._runs.insert(at + 1, run[middle:])
+        del run[middle:]
+        self._ends.insert(at, run[-1])

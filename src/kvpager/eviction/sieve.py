@@ -52,17 +52,16 @@ class SIEVE(RankedPolicy):
             self._passed.withdraw(block)
 
     def victim(self) -> int | None:
+        is_used = self._is_used
         while len(self._leaves) or len(self._passed):
             block = self._leaves.lowest()
             if block is None:
                 self._leaves, self._passed, self._hand = self._passed, self._leaves, 0
-                continue
-            if not self._is_used[block]:
+            elif not is_used[block]:
                 return block
-            self._is_used[block] = False
-            self._leaves.withdraw(block)
-            self._passed.offer(block, self._rank[block])
-            self._hand = self._rank[block] + 1
+            else:
+                is_used[block] = False
+                self._hand = self._leaves.hand_lowest_to(self._passed) + 1
         return None
 
     def move(self, source: int, target: int) -> None:

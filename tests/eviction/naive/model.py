@@ -17,6 +17,15 @@ class Model:
     def __init__(self, size: int) -> None:
         self.size = size
 
+    def enter_all(self, pages: list[int]) -> None:
+        """Of one request, the first of its prompt first."""
+        for page in pages:
+            self.enter(page)
+
+    def hit_all(self, pages: list[int]) -> None:
+        for page in pages:
+            self.hit(page)
+
     def enter(self, page: int) -> None:
         raise NotImplementedError
 

@@ -3,17 +3,19 @@
 from collections import Counter
 from collections.abc import Collection
 
+import numpy as np
+
 from kvpager.eviction.frequency_sketch import FrequencySketch
 from kvpager.eviction.policy import Use
 from tests.eviction.naive.model import Model, first_of
 
 
 class NaiveWTinyLFU(Model):
-    """``key_of``: what the policy is told of a page; where a key is counted is no matter of the policy."""
+    """Where a key is counted is no matter of the policy."""
 
     def __init__(self, size: int) -> None:
         super().__init__(size)
-        self.cells = FrequencySketch(size).cells
+        self.sketch = FrequencySketch(size)
         self.counters: Counter[int] = Counter()
         self.counted = 0
         self.window_size = max(1, round(size / 100))
@@ -21,30 +23,32 @@ class NaiveWTinyLFU(Model):
         self.window: list[int] = []
         self.probationary: list[int] = []
         self.protected: list[int] = []
+        self.goes_to: dict[int, list[int]] = {}  # live pages, when they are let go of
 
-    def enter(self, page: int) -> None:
-        self.count(page)
-        self.window.append(page)
-        if len(self.window) > self.window_size:
-            self.probationary.append(self.window.pop(0))
+    def enter_all(self, pages: list[int]) -> None:
+        self.count(pages)
+        self.goes_to.update(dict.fromkeys(pages, self.window))
 
-    def hit(self, page: int) -> None:
-        self.count(page)
-        if page in self.window:
-            self.window.remove(page)
-            self.window.append(page)
-            return
-        (self.protected if page in self.protected else self.probationary).remove(page)
-        self.protected.append(page)
-        if len(self.protected) > self.protected_size:
-            self.probationary.append(self.protected.pop(0))
+    def hit_all(self, pages: list[int]) -> None:
+        self.count(pages)
+        for page in pages:
+            if page in self.goes_to:
+                in_window = self.goes_to[page] is self.window
+            else:
+                in_window = page in self.window
+                self.leave(page)
+            self.goes_to[page] = self.window if in_window else self.protected
 
     def release(self, pages: list[int], use: Use) -> None:
+        of_window = [page for page in pages if self.goes_to[page] is self.window]
+        self.protected += [page for page in pages if self.goes_to[page] is self.protected]
+        self.window += reversed(of_window)
         for page in pages:
-            for part in (self.window, self.probationary, self.protected):
-                if page in part:
-                    part.remove(page)
-                    part.append(page)
+            del self.goes_to[page]
+        while len(self.window) > self.window_size:
+            self.probationary.append(self.window.pop(0))
+        while len(self.protected) > self.protected_size:
+            self.probationary.append(self.protected.pop(0))
 
     def leave(self, page: int) -> None:
         for part in (self.window, self.probationary, self.protected):
@@ -57,11 +61,14 @@ class NaiveWTinyLFU(Model):
             return resident if newcomer is None else newcomer
         return resident if self.estimate(newcomer) > self.estimate(resident) else newcomer
 
-    def count(self, page: int) -> None:
-        for cell in self.cells(page):
+    def cells(self, page: int) -> list[int]:
+        return self.sketch.cells(np.array([page], np.uint64))[0].tolist()
+
+    def count(self, pages: list[int]) -> None:
+        for cell in {cell for page in pages for cell in self.cells(page)}:
             self.counters[cell] = min(15, self.counters[cell] + 1)
-        self.counted += 1
-        if self.counted == 10 * self.size:
+        self.counted += len(pages)
+        if self.counted >= 10 * self.size:
             self.counters = Counter({cell: count // 2 for cell, count in self.counters.items()})
             self.counted = 5 * self.size
 
