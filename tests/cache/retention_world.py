@@ -196,7 +196,8 @@ class RetentionWorld:
             if held.sequence is seq:
                 held.answer = answers[held.answer.id]
                 assert seq.tokens is not None
-                self.cover(held, seq.scope.salt, list(seq.tokens[: seq.length]))
+                published = int(self.cache.rows.published[seq.row])  # none any more once the index was cleared
+                self.cover(held, seq.scope.salt, list(seq.tokens[: PAGE * published]))
 
     def let_go(self, seq: Sequence) -> None:
         assert seq.tokens is not None
