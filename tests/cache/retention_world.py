@@ -200,17 +200,12 @@ class RetentionWorld:
                 self.cover(held, seq.scope.salt, list(seq.tokens[: PAGE * published]))
 
     def let_go(self, seq: Sequence) -> None:
-        assert seq.tokens is not None
-        full = seq.length // PAGE
-        pages = [(seq.scope.salt, tuple(seq.tokens[: (page + 1) * PAGE])) for page in range(full)]
         others = [each for each in self.cache.sequences.values() if each is not seq]
         mapped = {block for other in others for table in other.tables for block in table.mapped_blocks().tolist()}
-        mine = self.look()
-        for page in pages:
-            if not any(block in mapped for block in mine.get(page, ())):
-                ranks = [
-                    held.wish.priority for held in self.held.values() if page in held.pages and self.is_ranked(held)
-                ]
+        own = {block for table in seq.tables for block in table.mapped_blocks().tolist()}
+        for page, blocks in self.look().items():
+            if not own.isdisjoint(blocks) and mapped.isdisjoint(blocks):  # it is the last to use this page
+                ranks = [held.wish.priority for held in self.held.values() if page in held.pages]
                 self.ranks[page] = max((rank for rank in ranks if rank is not None), default=50)
         seq.free()
         for id, held in list(self.held.items()):
@@ -461,13 +456,12 @@ class RetentionWorld:
 
     def close(self) -> None:
         """What has a time to live does not outlive the cache."""
-        alive = set().union(*(held.pages for held in self.held.values() if held.wish.ttl is not None))
-        alive |= {page for page, _ in self.dying}
+        alive = {page for held in self.held.values() if held.wish.ttl is not None for page in held.pages}
+        mortal = self.dying | {(page, group) for page in alive for group in self.groups}
         for seq in list(self.cache.sequences.values()):
             self.let_go(seq)
         self.mover.release()
         self.cache.close()
-        pinned = set().union(*(held.pinned for held in self.held.values() if held.wish.ttl is None))
-        for page in alive - pinned:
-            for key in (block_key(self.key(page), group) for group in self.groups):
-                assert self.host is None or not self.host.contains(key), "content outlived its cache"
+        for page, group in mortal:
+            key = block_key(self.key(page), group)
+            assert self.host is None or not self.host.contains(key), "content outlived its cache"
