@@ -152,7 +152,7 @@ class RetentionWorld:
             self.happened[f"request {answer.verdict.value}"] += 1
             if answer.verdict is Verdict.REFUSED:
                 assert answer.reason
-                assert wish.pin
+                assert wish.pin or "may name" in answer.reason
                 continue
             assert answer.id is not None
             held = self.held[answer.id] = Held(wish, answer, sequence=seq)
@@ -196,21 +196,22 @@ class RetentionWorld:
             if held.sequence is seq:
                 held.answer = answers[held.answer.id]
                 assert seq.tokens is not None
-                self.cover(held, seq.scope.salt, list(seq.tokens[: seq.length]))
+                published = int(self.cache.rows.published[seq.row])  # none any more once the index was cleared
+                self.cover(held, seq.scope.salt, list(seq.tokens[: PAGE * published]))
 
-    def let_go(self, seq: Sequence) -> None:
-        assert seq.tokens is not None
-        full = seq.length // PAGE
-        pages = [(seq.scope.salt, tuple(seq.tokens[: (page + 1) * PAGE])) for page in range(full)]
+    def give_back(self, seq: Sequence, length: int) -> None:
+        """What it has behind ``length`` counts as used with the priority that it has now, where nobody else uses it."""
         others = [each for each in self.cache.sequences.values() if each is not seq]
         mapped = {block for other in others for table in other.tables for block in table.mapped_blocks().tolist()}
-        mine = self.look()
-        for page in pages:
-            if not any(block in mapped for block in mine.get(page, ())):
-                ranks = [
-                    held.wish.priority for held in self.held.values() if page in held.pages and self.is_ranked(held)
-                ]
+        kept = -(-length // PAGE)
+        own = {block for table in seq.tables for block in table.snapshot()[kept : len(table)].tolist()}
+        for page, blocks in self.look().items():
+            if not own.isdisjoint(blocks) and mapped.isdisjoint(blocks):
+                ranks = [held.wish.priority for held in self.held.values() if page in held.pages]
                 self.ranks[page] = max((rank for rank in ranks if rank is not None), default=50)
+
+    def let_go(self, seq: Sequence) -> None:
+        self.give_back(seq, 0)
         seq.free()
         for id, held in list(self.held.items()):
             if held.sequence is seq:
@@ -242,7 +243,9 @@ class RetentionWorld:
     def truncate(self) -> None:
         seq = self.any()
         if seq is not None and self.layout.groups[-1].window is None:
-            seq.truncate(self.random.randint(0, seq.length))
+            length = self.random.randint(0, seq.length)
+            self.give_back(seq, length)
+            seq.truncate(length)
             self.grow(seq)
 
     def retain(self) -> None:
@@ -460,13 +463,12 @@ class RetentionWorld:
 
     def close(self) -> None:
         """What has a time to live does not outlive the cache."""
-        alive = set().union(*(held.pages for held in self.held.values() if held.wish.ttl is not None))
-        alive |= {page for page, _ in self.dying}
+        alive = {page for held in self.held.values() if held.wish.ttl is not None for page in held.pages}
+        mortal = self.dying | {(page, group) for page in alive for group in self.groups}
         for seq in list(self.cache.sequences.values()):
             self.let_go(seq)
         self.mover.release()
         self.cache.close()
-        pinned = set().union(*(held.pinned for held in self.held.values() if held.wish.ttl is None))
-        for page in alive - pinned:
-            for key in (block_key(self.key(page), group) for group in self.groups):
-                assert self.host is None or not self.host.contains(key), "content outlived its cache"
+        for page, group in mortal:
+            key = block_key(self.key(page), group)
+            assert self.host is None or not self.host.contains(key), "content outlived its cache"

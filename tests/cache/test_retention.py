@@ -473,9 +473,10 @@ def test_what_runs_out_on_its_way_down_does_not_arrive() -> None:
 
 
 def test_no_content_with_a_time_to_live_outlives_the_process(tmp_path: Path) -> None:
+    """Not even if it is pinned: pins end with the process too."""
     for ttl, pages in ((1000.0, 0), (None, 2)):
         with opened(tiers=[DiskTier(str(tmp_path), "1 MiB")], fingerprint=b"m") as stamp:
             wish = Retention(ttl=ttl) if ttl else Retention(priority=50)
-            prefill(stamp, T(1, 8), retain=[wish]).free()
+            prefill(stamp, T(1, 8), retain=[wish, Retention(pin=True)]).free()
         with opened(tiers=[DiskTier(str(tmp_path), "1 MiB")], fingerprint=b"m") as stamp:
             assert below(stamp.cache, T(1, 8)) == pages

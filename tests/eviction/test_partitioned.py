@@ -39,6 +39,7 @@ def test_every_policy_keeps_the_contract_in_partitions(name: str) -> None:
 
     contract = Contract()
     contract.name = name
+    contract.batches = 400
     contract.test_random_batches_agree_with_sets(7)
     contract.test_every_offered_block_goes_in_the_end_and_no_other()
     contract.test_a_moved_block_keeps_its_rank()

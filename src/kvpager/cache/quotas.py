@@ -6,6 +6,7 @@ pages go as far as they exceed it when they are let go of.
 """
 
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import TYPE_CHECKING
 
 from kvpager.cache.retained_pages import RetainedPages
@@ -29,7 +30,12 @@ class Quota:
 
     def blocks(self, num_blocks: int, block_bytes: int) -> int:
         """How many of a tier's blocks that is."""
-        return quota_bytes(self.capacity, num_blocks * block_bytes) // block_bytes
+        return _blocks(self.capacity, num_blocks, block_bytes)
+
+
+@lru_cache(maxsize=4 * MAX_QUOTAS)
+def _blocks(capacity: int | str | None, num_blocks: int, block_bytes: int) -> int:
+    return quota_bytes(capacity, num_blocks * block_bytes) // block_bytes
 
 
 @dataclass(frozen=True, slots=True)

@@ -222,10 +222,9 @@ class Retainer:
                 self._end(record, keeps_rank=True)
 
     def close(self) -> None:
-        """No content that has a time to live outlives the cache. REQUIRES: no sequences."""
+        """No content that has a time to live outlives the cache, as no pin does. REQUIRES: no sequences."""
         for record in list(self._records.values()):
-            if record.wish.ttl is not None:
-                self._run_out(record, is_content=True)
+            self._run_out(record, is_content=record.wish.ttl is not None)
         if self._doomed:
             self._drop_doomed()
         if self._doomed and self._cache.lower is not None:
