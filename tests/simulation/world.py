@@ -184,6 +184,7 @@ class World:
         self._random = random.Random(seed)
         self._check_every = check_every
         self.options = Options.chosen_by(self._random)
+        self._eviction = ("adaptive" if seed % 2 else "known_worth") if self.options.judges else "lru"
         self.layout = self.options.make_layout()
         self.stamps = PageStamps(self.layout)
         self.clock = VirtualClock()
@@ -211,7 +212,7 @@ class World:
         with judging.registered():
             self.cache = open_cache(
                 self.layout,
-                eviction="known_worth" if options.judges else "lru",
+                eviction=self._eviction,
                 num_blocks=options.num_blocks,
                 max_capacity=2 * options.num_blocks * stride,
                 watermarks=options.watermarks,
