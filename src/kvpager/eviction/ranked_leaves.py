@@ -34,13 +34,18 @@ class RankedLeaves:
     def __contains__(self, block: int) -> bool:
         return block in self._offered
 
+    def among(self, blocks: Iterable[int]) -> list[int]:
+        """Those of ``blocks`` that are offered."""
+        offered = self._offered
+        return [block for block in blocks if block in offered]
+
     def offer(self, block: int, rank: int) -> None:
         """``block`` has this rank now, offered before or not."""
         entry = (rank << _BLOCK_BITS) | block
         before = self._offered.get(block)
-        if before == entry:
-            return
         if before is not None:
+            if before == entry:
+                return
             self._take_out(before)
         self._put_in(block, entry)
 
@@ -52,7 +57,12 @@ class RankedLeaves:
     def withdraw(self, block: int) -> None:
         """Not offered now, whether it was or not."""
         entry = self._offered.pop(block, None)
-        if entry is not None:
+        if entry is None:
+            return
+        run = self._runs[0]
+        if len(run) > 1 and run[0] == entry:  # what leaves mostly is the lowest
+            del run[0]
+        else:
             self._take_out(entry)
 
     def withdraw_all(self, blocks: Iterable[int]) -> None:
@@ -97,16 +107,17 @@ class RankedLeaves:
         if at < len(ends):
             run = self._runs[at]
             insort(run, entry)
+            if len(run) > _RUN:
+                self._split(at)
         elif ends:
             run = self._runs[-1]
             run.append(entry)
             ends[-1] = entry
+            if len(run) > _RUN:
+                self._split(at - 1)
         else:
             self._runs.append([entry])
             ends.append(entry)
-            return
-        if len(run) > _RUN:
-            self._split(min(at, len(ends) - 1))
 
     def _take_out(self, entry: int) -> None:
         at = bisect_left(self._ends, entry)

@@ -22,55 +22,40 @@ class SLRU(RankedPolicy):
 
     def __init__(self, num_blocks: int) -> None:
         super().__init__(num_blocks)
-        self._page = self._column(0)  # a number for what the block holds
-        self._num_pages = 0
-        self._protected = Recency()  # all pages of the segment
-
-    def enter(self, blocks: np.ndarray, keys: np.ndarray) -> None:
-        page_in = self._page
-        for page, block in enumerate(blocks.tolist(), self._num_pages):
-            page_in[block] = page
-        self._num_pages += len(blocks)
+        self._protected = Recency(num_blocks)  # all pages of the segment
 
     def hit(self, blocks: np.ndarray) -> None:
-        super().hit(blocks)
-        page_in, protected = self._page, self._protected
-        use = protected.move_to_end
-        for block in blocks.tolist():
-            page = page_in[block]
-            protected[page] = block
-            use(page)
+        found = blocks.tolist()
+        self._leaves.withdraw_all(found)
+        self._protected.use(found)
         self._shrink()
 
     def release(self, blocks: np.ndarray, use: Use) -> None:
-        rank, page_in, protected = self._rank, self._page, self._protected
-        for now, block in enumerate(blocks.tolist(), self._now):
-            page = page_in[block]
-            if page in protected:
-                protected.move_to_end(page)
-                rank[block] = _PROTECTED + now
-            else:
-                rank[block] = now
-        self._now += len(blocks)
+        rank, protected, let_go = self._rank, self._protected, blocks.tolist()
+        protected.use([block for block in let_go if block in protected])
+        for now, block in enumerate(let_go, self._now):
+            rank[block] = now + _PROTECTED if block in protected else now
+        self._now += len(let_go)
 
     def leave(self, blocks: np.ndarray) -> None:
-        super().leave(blocks)
-        for block in blocks.tolist():
-            self._protected.pop(self._page[block], None)
+        gone = blocks.tolist()
+        self._leaves.withdraw_all(gone)
+        self._protected.take_out(gone)
 
     def resize(self, num_blocks: int) -> None:
         super().resize(num_blocks)
+        self._protected.resize(num_blocks)
         self._shrink()
 
     def move(self, source: int, target: int) -> None:
         super().move(source, target)
-        self._protected.rename(self._page[target], target)
+        self._protected.move(source, target)
 
     def _shrink(self) -> None:
         """What the protected segment holds beyond its share goes back to the probationary one."""
-        while len(self._protected) > PROTECTED_SHARE * self._num_blocks:
-            block = self._protected.pop_oldest()
-            self._rank[block] = self._now
-            self._now += 1
-            if block in self._leaves:
-                self._leaves.offer(block, self._rank[block])
+        surplus = len(self._protected) - int(PROTECTED_SHARE * self._num_blocks)
+        moved = self._protected.pop_oldest(max(0, surplus))
+        for now, block in enumerate(moved, self._now):
+            self._rank[block] = now
+        self._now += len(moved)
+        self._leaves.offer_all(self._leaves.among(moved), self._rank)

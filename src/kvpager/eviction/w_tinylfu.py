@@ -15,29 +15,31 @@ import numpy as np
 
 from kvpager.eviction.frequency_sketch import CELLS, FrequencySketch
 from kvpager.eviction.policy import Use
-from kvpager.eviction.queued_policy import QueuedPolicy
-from kvpager.eviction.ranked_policy import TIME_BITS
+from kvpager.eviction.ranked_leaves import RankedLeaves
+from kvpager.eviction.ranked_policy import TIME_BITS, RankedPolicy
 from kvpager.eviction.recency import Recency
 
 WINDOW_SHARE = 0.01
 PROTECTED_SHARE = 0.8  # of the main part
-_WINDOW, _MAIN = 0, 1
-_PROTECTED = 1 << TIME_BITS  # in a rank: after all of the probationary segment
+_WINDOW, _PROBATIONARY, _PROTECTED = 0, 1, 2  # all but the window is the main part
+_LATE = 1 << TIME_BITS  # in a rank of the protected: after all of the probationary segment
 
 
-class WTinyLFU(QueuedPolicy):
+class WTinyLFU(RankedPolicy):
+    """The evictable pages of the window are in ``_newcomers``, those of the main part in ``_leaves``."""
+
     name = "w_tinylfu"
     uses_keys = True
 
     def __init__(self, num_blocks: int) -> None:
         super().__init__(num_blocks)
-        self._page = self._column(0)  # a number for what the block holds
-        self._num_pages = 0
-        self._is_protected = self._column(False)  # or will be when it is let go of
-        self._window, self._protected = Recency(), Recency()  # all pages there that are not live
+        self._part = self._column(_WINDOW)  # where the page is, or will be when it is let go of
+        self._window, self._protected = Recency(num_blocks), Recency(num_blocks)  # all pages there that are not live
+        self._newcomers = RankedLeaves()
         self._keys = np.zeros(num_blocks, np.uint64)
         self._cells = np.zeros((num_blocks, CELLS), np.int64)  # of the keys
         self._sketch = FrequencySketch(num_blocks)
+        self._estimates: dict[int, int] = {}  # of blocks, since the last count
         self._set_sizes()
 
     def _set_sizes(self) -> None:
@@ -47,64 +49,69 @@ class WTinyLFU(QueuedPolicy):
     def enter(self, blocks: np.ndarray, keys: np.ndarray) -> None:
         self._keys[blocks] = keys
         self._cells[blocks] = cells = self._sketch.cells(keys)
-        self._sketch.count(cells)
-        page_in, queue_of, is_protected = self._page, self._queue_of, self._is_protected
-        for page, block in enumerate(blocks.tolist(), self._num_pages):
-            page_in[block] = page
-            queue_of[block] = _WINDOW
-            is_protected[block] = False
-        self._num_pages += len(blocks)
-        self._sizes[_WINDOW] += len(blocks)
+        self._count(cells)
+        part = self._part
+        for block in blocks.tolist():
+            part[block] = _WINDOW
 
     def hit(self, blocks: np.ndarray) -> None:
-        super().hit(blocks)
-        self._sketch.count(self._cells.take(blocks, axis=0))
-        page_in, queue_of, is_protected = self._page, self._queue_of, self._is_protected
-        take_out_of_window, take_out_of_protected = self._window.pop, self._protected.pop
-        for block in blocks.tolist():
-            if queue_of[block] == _WINDOW:
-                take_out_of_window(page_in[block], None)
-            elif is_protected[block]:
-                take_out_of_protected(page_in[block], None)
-            else:
-                is_protected[block] = True
+        self._count(self._cells.take(blocks, axis=0))
+        found, part = blocks.tolist(), self._part
+        of_main = [block for block in found if part[block]]
+        if len(of_main) < len(found):
+            of_window = [block for block in found if not part[block]]
+            self._newcomers.withdraw_all(of_window)
+            self._window.take_out(of_window)
+        self._leaves.withdraw_all(of_main)
+        self._protected.take_out(of_main)
+        for block in of_main:
+            part[block] = _PROTECTED
 
     def release(self, blocks: np.ndarray, use: Use) -> None:
-        rank, page_in, queue_of, is_protected = self._rank, self._page, self._queue_of, self._is_protected
-        window, protected, let_go, now = self._window, self._protected, blocks.tolist(), self._now
-        for block in let_go:
-            if is_protected[block]:
-                protected[page_in[block]] = block
-                rank[block] = _PROTECTED + now
-            else:
-                rank[block] = now
-            now += 1
-        self._now = now
-        for block in reversed(let_go):
-            if queue_of[block] == _WINDOW:
-                window[page_in[block]] = block
+        rank, part, let_go = self._rank, self._part, blocks.tolist()
+        for now, block in enumerate(let_go, self._now):
+            rank[block] = now + _LATE if part[block] else now
+        self._now += len(let_go)
+        self._protected.append([block for block in let_go if part[block]])
+        self._window.append([block for block in reversed(let_go) if not part[block]])
         self._balance()
 
+    def offer(self, blocks: np.ndarray) -> None:
+        part, rank = self._part, self._rank
+        for block in blocks.tolist():
+            (self._leaves if part[block] else self._newcomers).offer(block, rank[block])
+
+    def withdraw(self, blocks: np.ndarray) -> None:
+        held = blocks.tolist()
+        self._newcomers.withdraw_all(held)
+        self._leaves.withdraw_all(held)
+
     def victim(self) -> int | None:
-        window, main = self._queues
-        newcomer, resident = window.lowest(), main.lowest()
+        newcomer, resident = self._newcomers.lowest(), self._leaves.lowest()
         if newcomer is None or resident is None:
             return resident if newcomer is None else newcomer
-        estimate, cells = self._sketch.estimate, self._cells
-        is_wanted_more = estimate(cells[newcomer].tolist()) > estimate(cells[resident].tolist())
-        return resident if is_wanted_more else newcomer
+        estimates = self._estimates
+        for block in (newcomer, resident):
+            if block not in estimates:
+                estimates[block] = self._sketch.estimate(self._cells[block].tolist())
+        return resident if estimates[newcomer] > estimates[resident] else newcomer
 
     def leave(self, blocks: np.ndarray) -> None:
-        super().leave(blocks)
+        part = self._part
         for block in blocks.tolist():
-            if self._queue_of[block] == _WINDOW:
-                self._window.pop(self._page[block], None)
-            elif self._is_protected[block]:
-                self._protected.pop(self._page[block], None)
+            if part[block] == _WINDOW:
+                self._newcomers.withdraw(block)
+                self._window.take_out((block,))
+            else:
+                self._leaves.withdraw(block)
+                if part[block] == _PROTECTED:
+                    self._protected.take_out((block,))
 
     def resize(self, num_blocks: int) -> None:
         before = min(num_blocks, self._num_blocks)
         super().resize(num_blocks)
+        for recency in (self._window, self._protected):
+            recency.resize(num_blocks)
         self._set_sizes()
         self._balance()
         keys = np.zeros(num_blocks, np.uint64)
@@ -112,18 +119,36 @@ class WTinyLFU(QueuedPolicy):
         self._keys = keys
         self._sketch.resize(num_blocks)
         self._cells = self._sketch.cells(keys)
+        self._estimates.clear()
 
     def move(self, source: int, target: int) -> None:
         super().move(source, target)
+        self._newcomers.move(source, target)
         self._keys[target], self._cells[target] = self._keys[source], self._cells[source]
-        for part in (self._window, self._protected):
-            part.rename(self._page[target], target)
+        for recency in (self._window, self._protected):
+            recency.move(source, target)
+        self._estimates.clear()
+
+    def check(self, offered: np.ndarray) -> None:
+        is_newcomer = np.array([self._part[block] == _WINDOW for block in offered.tolist()], bool)
+        self._newcomers.check(offered[is_newcomer])
+        self._leaves.check(offered[~is_newcomer])
 
     def _balance(self) -> None:
         """What a part holds beyond its share goes on: from the window, or from the protected, to the probationary."""
-        for part, size in ((self._window, self._window_size), (self._protected, self._protected_size)):
-            while len(part) > size:
-                block = part.pop_oldest()
-                self._is_protected[block] = False
-                self._change_queue(block, _MAIN, self._now)
-                self._now += 1
+        rank, part, newcomers, leaves = self._rank, self._part, self._newcomers, self._leaves
+        of_window = self._window.pop_oldest(max(0, len(self._window) - self._window_size))
+        of_protected = self._protected.pop_oldest(max(0, len(self._protected) - self._protected_size))
+        moved = of_window + of_protected
+        for now, block in enumerate(moved, self._now):
+            part[block] = _PROBATIONARY
+            rank[block] = now
+        self._now += len(moved)
+        offered = newcomers.among(of_window)
+        newcomers.withdraw_all(offered)
+        leaves.offer_all(offered, rank)
+        leaves.offer_all(leaves.among(of_protected), rank)
+
+    def _count(self, cells: np.ndarray) -> None:
+        self._sketch.count(cells)
+        self._estimates.clear()
