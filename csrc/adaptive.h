@@ -201,6 +201,7 @@ class Policy {
   }
 
   void move(int64_t source, int64_t target) {
+    if (source == target) return;
     forget_block(static_cast<int32_t>(target));
     leaves_.rename(static_cast<int32_t>(source), static_cast<int32_t>(target));
     strays_.rename(static_cast<int32_t>(source), static_cast<int32_t>(target));

@@ -18,7 +18,7 @@ struct TraceDetails {
   const double* times;
   const int32_t* output_tokens;
   const uint8_t* stop;
-  const bool* has_partial_tail;
+  const uint8_t* has_partial_tail;
 };
 
 class Replay {
@@ -61,7 +61,7 @@ class Replay {
     }
     policy_.enter(blocks_.data() + hits, keys_.data(), length - hits, now);
     std::reverse(blocks_.begin(), blocks_.end());
-    const bool has_tail = details_.has_partial_tail[request] && length == whole;
+    const bool has_tail = details_.has_partial_tail[request] != 0 && length == whole;
     policy_.release(blocks_.data(), length, {details_.output_tokens[request], details_.stop[request], has_tail}, now);
     if (children_[pages[length - 1]] == 0) policy_.offer(blocks_.data(), 1);
     return hits;

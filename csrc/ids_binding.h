@@ -5,6 +5,7 @@
 #include <nanobind/ndarray.h>
 
 #include <cstdint>
+#include <cstring>
 #include <string>
 #include <vector>
 
@@ -14,10 +15,12 @@ using Ids = nanobind::ndarray<nanobind::ro, nanobind::ndim<1>, nanobind::device:
 
 template <class Item>
 void check_ids(const char* argument, const Ids& ids, int64_t limit, std::vector<int64_t>& found) {
-  const auto* data = static_cast<const Item*>(ids.data());
-  const int64_t stride = ids.stride(0);
+  const auto* data = static_cast<const char*>(ids.data());
+  const int64_t stride = ids.stride(0) * static_cast<int64_t>(sizeof(Item));
   for (size_t i = 0; i < found.size(); ++i) {
-    const int64_t id = data[static_cast<int64_t>(i) * stride];
+    Item item;
+    std::memcpy(&item, data + static_cast<int64_t>(i) * stride, sizeof(Item));  // which may lie at an odd address
+    const int64_t id = item;
     if (id < 0 || id >= limit)
       throw nanobind::index_error((std::string(argument) + "[" + std::to_string(i) + "] is " + std::to_string(id) +
                                    ", outside 0 to " + std::to_string(limit - 1)).c_str());

@@ -168,6 +168,18 @@ class EvictionPolicyContract:
         self.bring(policy, 5, key=99)  # the old name is free for another block
         policy.check(ids(0, 1, 4, 5, 6))
 
+    def test_a_block_moved_onto_itself_stays(self) -> None:
+        policy = self.filled(8, 4, 5, 6, 7)
+        before = order(policy, {4, 5, 6, 7})
+        for block in (5, 4, 7):
+            policy.move(block, block)
+        policy.check(ids(4, 5, 6, 7))
+        assert order(policy, {4, 5, 6, 7}) == before
+        policy.hit(ids(4, 5, 6, 7))
+        policy.release(ids(7, 6, 5, 4), Use())
+        policy.offer(ids(7, 6, 5, 4))
+        policy.check(ids(4, 5, 6, 7))
+
     def test_a_live_block_that_moves_keeps_what_is_known_of_it(self) -> None:
         policy = self.make(8)
         policy.enter(ids(6), keys(6))

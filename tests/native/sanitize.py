@@ -19,6 +19,12 @@ from pathlib import Path
 ROOT = Path(__file__).parents[2]
 _MODULE = "KV_SANITIZED_MODULE"  # set for the second start of this file, which runs the tests
 
+# Beside wrong calls of the policy and the replays, which tests/native has, right ones.
+_TESTS = [
+    "tests/native",
+    "tests/eviction/test_adaptive.py",
+    *(f"tests/simulator/test_{name}.py" for name in ("adaptive_path", "lru", "min")),
+]
 _SANITIZERS = {"address": "address,undefined", "thread": "thread"}
 _PRELOADED = {"address": ("libasan.so", "libubsan.so"), "thread": ("libtsan.so",)}
 _SETTINGS = {
@@ -89,7 +95,7 @@ def _run_tests(module: str, arguments: list[str]) -> int:
     print(f"testing {module}")
     # A sanitizer reports to the descriptor and ends the process: what pytest holds back then is lost.
     fixed = ["-q", "--capture=sys", "-p", "no:cacheprovider", "--timeout=0"]
-    return pytest.main([*fixed, *(arguments or ["tests/native"])])
+    return pytest.main([*fixed, *(arguments or _TESTS)])
 
 
 if __name__ == "__main__":

@@ -221,6 +221,8 @@ class Adaptive:
         self._knows_victim = False
 
     def move(self, source: int, target: int) -> None:
+        if source == target:
+            return
         self._forget(target)
         page = self._pages[target] = self._pages.pop(source)
         for bag in (self._leaves, self._stray_leaves):

@@ -215,6 +215,8 @@ class Partitioned:
         self._save_room()
 
     def move(self, source: int, target: int) -> None:
+        if source == target:
+            return
         part = self._part_of[source]
         if part is not None:
             part.block_of[self._local_of[source]] = target

@@ -66,7 +66,7 @@ class Recency:
 
     def move(self, source: int, target: int) -> None:
         """The block is called ``target`` from now on, if it is here."""
-        if source in self:
+        if source in self and source != target:
             older, newer = self._before[source], self._after[source]
             self._before[target], self._after[target] = older, newer
             self._after[older] = self._before[newer] = target
