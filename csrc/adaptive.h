@@ -3,6 +3,7 @@
 #pragma once
 
 #include <algorithm>
+#include <array>
 #include <cstdint>
 #include <memory>
 #include <optional>
@@ -81,6 +82,10 @@ class Policy {
   template <class Id>
   void enter(const Id* ids, const uint64_t* keys, int64_t count, double clock) {
     const double now = time_of(clock);
+    for (int64_t i = 0; i < count; ++i) {
+      shadow_.prefetch(keys[i]);
+      if (learns_) conversations_.prefetch(keys[i]);
+    }
     for (int64_t i = 0; i < count; ++i) {
       const auto at = static_cast<int32_t>(ids[i]);
       forget_block(at);
@@ -372,23 +377,26 @@ class Policy {
     return lowest(leaves_, now);
   }
 
+  // First all draws, then all worths, then the least of them: so that the memory they wait for comes together.
   template <class Blocks>
   int32_t lowest(const Blocks& from, double now) {
     const auto size = static_cast<uint64_t>(from.size());
-    int32_t best = NOWHERE;
-    double least = 0.0;
-    const auto consider = [&](int32_t at) {
-      const Block& block = blocks_[at];
-      const double worth = hazards_->index(block.node, now - block.last_used);
-      if (best != NOWHERE && (worth > least || (worth == least && block.stamp >= blocks_[best].stamp))) return;
-      best = at;
-      least = worth;
-    };
-    if (size <= CANDIDATES)
-      for (uint64_t i = 0; i < size; ++i) consider(from[static_cast<int64_t>(i)]);
-    else
-      for (int i = 0; i < CANDIDATES; ++i) consider(from[static_cast<int64_t>((mix(draws_++) >> 32) * size >> 32)]);
-    return best;
+    const int count = static_cast<int>(std::min<uint64_t>(size, CANDIDATES));
+    if (count == 0) return NOWHERE;
+    std::array<int32_t, CANDIDATES> drawn;
+    for (int i = 0; i < count; ++i) {
+      drawn[i] = from[size <= CANDIDATES ? i : static_cast<int64_t>((mix(draws_++) >> 32) * size >> 32)];
+      __builtin_prefetch(&blocks_[drawn[i]]);
+    }
+    std::array<double, CANDIDATES> worth;
+    for (int i = 0; i < count; ++i) {
+      const Block& block = blocks_[drawn[i]];
+      worth[i] = hazards_->index(block.node, now - block.last_used);
+    }
+    int best = 0;
+    for (int i = 1; i < count; ++i)
+      if (worth[i] < worth[best] || (worth[i] == worth[best] && blocks_[drawn[i]].stamp < blocks_[drawn[best]].stamp)) best = i;
+    return drawn[best];
   }
 
   bool learns_;

@@ -50,6 +50,7 @@ class ShadowLru {
     end().before = end().after = end_at();
   }
 
+  void prefetch(uint64_t key) const { of_key_.prefetch(key); }
   int32_t find(uint64_t key) const { return of_key_.find(key); }
   int32_t block(int32_t entry) const { return entries_[entry].block; }
   uint64_t stamp(int32_t entry) const { return entries_[entry].stamp; }

@@ -136,6 +136,8 @@ class Conversations {
 
   explicit Conversations(int64_t num_blocks) : ring_(4 * num_blocks + 4096), at_(ring_.size()) {}
 
+  void prefetch(uint64_t key) const { at_.prefetch(key); }
+
   const Turn* find(uint64_t key) const {
     const int32_t at = at_.find(key);
     return at == NOWHERE ? nullptr : &ring_[at];
