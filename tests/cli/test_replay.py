@@ -155,6 +155,21 @@ def test_errors_name_the_remedy(kvpager: Call, trace: str, argv: list[str], told
     assert told in ended.err
 
 
+def test_a_trace_of_arrivals_alone_is_refused_as_what_it_is(kvpager: Call, tmp_path: Path) -> None:
+    path = tmp_path / "arrivals.csv"
+    path.write_text("TIMESTAMP,ContextTokens,GeneratedTokens\n2023-11-16 18:17:03.9799600,4808,10\n")
+    ended = kvpager("replay", str(path), "--capacity", "5%")
+    assert ended.code == 2
+    assert "not what they read" in ended.err
+    assert "--arrivals" in ended.err
+
+
+def test_help_shows_shares_as_they_are_written(kvpager: Call) -> None:
+    shown = kvpager("replay", "--help").out
+    assert "1%,5%,2000,8GiB" in shown
+    assert "%%" not in shown
+
+
 def test_results_are_never_written_over_the_trace(kvpager: Call, trace: str) -> None:
     before = Path(trace).read_bytes()
     ended = kvpager("replay", trace, "--policy", "lru", "--json", trace)

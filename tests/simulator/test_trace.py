@@ -92,7 +92,7 @@ def test_arrivals_are_borrowed_and_repeated() -> None:
 
 def test_arrivals_alone_can_not_be_replayed() -> None:
     arrivals: Trace = trace_of([], [])
-    with pytest.raises(ConfigError, match="with_arrivals"):
+    with pytest.raises(ConfigError, match="--arrivals"):
         arrivals.require_pages()
     SMALL.require_pages()
     trace_of().require_pages()

@@ -31,7 +31,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--capacity",
         metavar="LIST",
-        help="per cent of the trace's distinct blocks, numbers of blocks, or sizes: 1%%,5%%,2000,8GiB (default: "
+        help="per cent of the trace's distinct blocks, numbers of blocks, or sizes: 1%,5%,2000,8GiB (default: "
         f"{_CAPACITIES}, or none beside --tiers)".replace("%", "%%"),
     )
     parser.add_argument("--policy", metavar="LIST", help="eviction policies, and 'min' (default: lru,adaptive,min)")
@@ -115,6 +115,7 @@ def _asked(arguments: argparse.Namespace, trace: "Trace", weight: int | None) ->
     from kvpager.simulator.comparison import Asked
     from kvpager.simulator.concurrent import Service
 
+    trace.require_pages()
     if arguments.policy is None:
         policies = [name for name in ("lru", "adaptive") if name in POLICIES] + ["min"]
     else:

@@ -74,7 +74,7 @@ class Trace:
         if self.num_requests and not self.num_references:
             raise ConfigError(
                 f"trace {self.name!r} tells when requests came, but not what they read: replay another trace with "
-                f"its arrivals (Trace.with_arrivals)"
+                f"its arrivals (--arrivals)"
             )
 
     def hit_tokens(self, hit_pages: np.ndarray) -> np.ndarray:
@@ -137,7 +137,10 @@ class Trace:
             return int(share * self.num_blocks + Fraction(1, 2))
         total = parse_size(text)
         if bytes_per_token is None:
-            raise ConfigError(f"capacity {shown(size)} needs the bytes of KV per token; or give blocks or a share")
+            raise ConfigError(
+                f"capacity {shown(size)} needs the bytes of KV per token (--model or "
+                "--bytes-per-token); or give blocks or a share"
+            )
         if bytes_per_token < 1:
             raise ConfigError(f"bytes per token must be at least 1, not {bytes_per_token}")
         return total // (bytes_per_token * self.page_tokens)
