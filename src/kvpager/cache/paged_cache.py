@@ -16,19 +16,20 @@ from kvpager.cache.evictable import Evictable
 from kvpager.cache.fault import FaultLog
 from kvpager.cache.lower_pages import LowerPages
 from kvpager.cache.prefix_match import PrefixMatch, PrefixMatcher, first_visible_page, page_labels
+from kvpager.cache.publishing import publish
 from kvpager.cache.reclaim import Reclaimer
 from kvpager.cache.resize import resize_pool
 from kvpager.cache.retention import Retainer
 from kvpager.cache.retention_terms import Retention
 from kvpager.cache.sequence import Sequence, token_array
 from kvpager.cache.sequence_rows import SequenceRows
-from kvpager.cache.statistics import CacheStatistics, PrefixCounts
+from kvpager.cache.statistics import CacheStatistics, read_statistics
 from kvpager.cache.step import Step, StepBatch
 from kvpager.errors import ConfigError, OutOfBlocks
 from kvpager.memory.arena import Arena
 from kvpager.memory.block_pool import BlockPool
 from kvpager.memory.layout import KVLayout
-from kvpager.memory.page_table import UNMAPPED, PageTable
+from kvpager.memory.page_table import PageTable
 from kvpager.prefix.hashing import Scope, page_key, root_key
 from kvpager.prefix.index import PrefixIndex
 from kvpager.tiers.disk.session_files import Session, SessionFiles
@@ -153,38 +154,7 @@ class PagedCache:
         return copies
 
     def statistics(self) -> CacheStatistics:
-        live = np.fromiter(self.sequences, np.int64, len(self.sequences))
-        tokens, waste = int(self.rows.committed[live].sum()), self._waste(live)
-        return CacheStatistics(
-            blocks=self.pool.counts(),
-            faults=self._faults.counts(),
-            prefix=PrefixCounts(self._lookups, self._prompt_tokens, self._hit_tokens, dict(self._hits_by_tier)),
-            reclaim=self._reclaimer.counts(),
-            sequences=len(live),
-            tokens=tokens,
-            computed_tokens=self._computed_tokens,
-            waste_tokens=waste,
-            shared_blocks=int((self.pool.refcount > 1).sum()),
-            published_blocks=self.index.num_entries,
-            deduplicated_blocks=self._deduplicated,
-            table_bytes=sum(table.nbytes for seq in self.sequences.values() for table in seq.tables),
-            block_bytes=self.layout.block_bytes,
-            tiers=() if self.lower is None else tuple(tier.statistics() for tier in self.lower.migration.tiers),
-            migration=None if self.lower is None else self.lower.migration.statistics(),
-            retention=self.retention.statistics(),
-        )
-
-    def _waste(self, live: np.ndarray) -> int:
-        """Slots of begun pages that no token fills, each block counted once; findable pages are full."""
-        reserved = self.rows.reserved[live]
-        filled = reserved % self.layout.page_size
-        partial = filled > 0
-        fill_of_block: dict[int, int] = {}
-        for tails in self.rows.tail[:, live][:, partial]:
-            for block, fill in zip(tails.tolist(), filled[partial].tolist(), strict=True):
-                if not self.pool.indexed[block]:
-                    fill_of_block[block] = max(fill, fill_of_block.get(block, 0))
-        return sum(self.layout.page_size - fill for fill in fill_of_block.values())
+        return read_statistics(self)
 
     # -- sequences ----------------------------------------------------------------------------------------------
 
@@ -556,7 +526,7 @@ class PagedCache:
         full = np.minimum(stops // self.layout.page_size, self.rows.publish_until[rows])
         growing = np.flatnonzero(counts & (full > self.rows.published[rows]))
         if len(growing):
-            self._publish([step.sequences[at] for at in growing.tolist()], full[growing].tolist())
+            publish(self, [step.sequences[at] for at in growing.tolist()], full[growing].tolist())
         for group, window in enumerate(self._windows):
             if window is not None:
                 self._give_back_behind_window(step, counts, group, window)
@@ -579,42 +549,6 @@ class PagedCache:
             seq = step.sequences[at]
             if self.rows.open_steps[seq.row] == 0:
                 self._cut(seq, seq.length)
-
-    def _publish(self, sequences: List[Sequence], pages: List[int]) -> None:
-        """Makes each sequence's full pages up to ``pages`` findable; content that is findable already is shared."""
-        fresh: list[int] = []
-        tenants: list[str] = []
-        for seq, stop in zip(sequences, pages, strict=True):
-            first = int(self.rows.published[seq.row])
-            tokens, node = seq.tokens, seq._node
-            assert tokens is not None
-            assert node is not None
-            snapshots = [table.snapshot() for table in seq.tables]
-            for page, label in enumerate(page_labels(tokens, seq.scope, first, stop, self.layout.page_size), first):
-                node = self.index.open_child(node, label)
-                for group, snapshot in enumerate(snapshots):
-                    block = int(snapshot[page])
-                    known = self.index.block(node, group)
-                    if known is None and block != UNMAPPED:
-                        self.index.attach(node, group, block)
-                        fresh.append(block)
-                    elif known is not None and known != block and block != UNMAPPED:
-                        self._share_instead(seq, group, page, block, known)
-            seq._node = node
-            self.rows.published[seq.row] = stop
-            tenants += [seq.tenant] * (len(fresh) - len(tenants))
-        self.pool.publish(np.array(fresh, np.int32))
-        self.evictable.entered(fresh, tenants)
-        for seq in sequences if self.retention.is_used else ():
-            self.retention.grown(seq)
-        if self.lower is not None:
-            self.lower.published(fresh)
-
-    def _share_instead(self, seq: Sequence, group: int, page: int, block: int, known: int) -> None:
-        """Another sequence published the same content meanwhile: page ``page`` maps its block, and ours goes."""
-        self.evictable.shared(self.pool.retain(np.array([known], np.int32)))
-        self._repoint(seq, group, page, block, known)
-        self._deduplicated += 1
 
     def _give_back_behind_window(self, step: Step, counts: np.ndarray, group: int, window: int) -> None:
         rows, page_size = step.batch.rows, self.layout.page_size

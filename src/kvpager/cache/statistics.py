@@ -1,6 +1,9 @@
 """What a cache shows of itself: plain numbers, read at one moment, that add up."""
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
 
 from kvpager.cache.fault import FaultCount
 from kvpager.cache.reclaim import ReclaimCounts
@@ -10,6 +13,9 @@ from kvpager.memory.block_pool import PoolCounts
 from kvpager.tiers.migration_statistics import MigrationStatistics
 from kvpager.tiers.tier import TierStatistics
 from kvpager.types import FaultKind, TierKind
+
+if TYPE_CHECKING:
+    from kvpager.cache.paged_cache import PagedCache
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,3 +76,39 @@ class CacheStatistics:
         if self.migration is None:
             return ""
         return "".join(f"\n{line}" for line in tier_lines(self.tiers, self.prefix.by_tier, self.migration))
+
+
+def read_statistics(cache: "PagedCache") -> CacheStatistics:
+    """What ``PagedCache.statistics`` returns."""
+    live = np.fromiter(cache.sequences, np.int64, len(cache.sequences))
+    lower = cache.lower
+    return CacheStatistics(
+        blocks=cache.pool.counts(),
+        faults=cache._faults.counts(),
+        prefix=PrefixCounts(cache._lookups, cache._prompt_tokens, cache._hit_tokens, dict(cache._hits_by_tier)),
+        reclaim=cache._reclaimer.counts(),
+        sequences=len(live),
+        tokens=int(cache.rows.committed[live].sum()),
+        computed_tokens=cache._computed_tokens,
+        waste_tokens=_waste(cache, live),
+        shared_blocks=int((cache.pool.refcount > 1).sum()),
+        published_blocks=cache.index.num_entries,
+        deduplicated_blocks=cache._deduplicated,
+        table_bytes=sum(table.nbytes for seq in cache.sequences.values() for table in seq.tables),
+        block_bytes=cache.layout.block_bytes,
+        tiers=() if lower is None else tuple(tier.statistics() for tier in lower.migration.tiers),
+        migration=None if lower is None else lower.migration.statistics(),
+        retention=cache.retention.statistics(),
+    )
+
+
+def _waste(cache: "PagedCache", live: np.ndarray) -> int:
+    """Slots of begun pages that no token fills, each block counted once; findable pages are full."""
+    filled = cache.rows.reserved[live] % cache.layout.page_size
+    partial = filled > 0
+    fill_of_block: dict[int, int] = {}
+    for tails in cache.rows.tail[:, live][:, partial]:
+        for block, fill in zip(tails.tolist(), filled[partial].tolist(), strict=True):
+            if not cache.pool.indexed[block]:
+                fill_of_block[block] = max(fill, fill_of_block.get(block, 0))
+    return sum(cache.layout.page_size - fill for fill in fill_of_block.values())
