@@ -118,6 +118,22 @@ class EvictionPolicyContract:
         policy.offer(ids(3))
         assert policy.victim() == 3
 
+    def test_a_block_may_be_let_go_of_again_without_a_hit_between(self) -> None:
+        """As when its priority changes while it is in use."""
+        policy = self.make(64)
+        for turn in range(20):
+            policy.enter(ids(*range(40)), keys(*range(turn, turn + 40)))
+            for start in (39, 20, 39, 0, 5):
+                policy.release(ids(*range(start, -1, -1)), Use(priority=turn))
+            policy.release(ids(*range(39, 20, -1)), Use())
+            policy.offer(ids(*range(40)))
+            policy.check(ids(*range(40)))
+            gone = set()
+            while (block := policy.victim()) is not None:
+                gone.add(block)
+                policy.leave(ids(block))
+            assert gone == set(range(40))
+
     def test_to_be_held_for_a_while_does_not_change_the_order(self) -> None:
         policy = self.filled(8, 5, 2, 7, 0)
         before = order(policy, {5, 2, 7, 0})

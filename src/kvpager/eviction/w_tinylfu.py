@@ -13,6 +13,7 @@ prove themselves. Parts hold the pages that are let go of: a live one takes its 
 
 import numpy as np
 
+from kvpager.errors import InvariantError
 from kvpager.eviction.frequency_sketch import CELLS, FrequencySketch
 from kvpager.eviction.policy import Use
 from kvpager.eviction.ranked_leaves import RankedLeaves
@@ -70,10 +71,10 @@ class WTinyLFU(RankedPolicy):
     def release(self, blocks: np.ndarray, use: Use) -> None:
         rank, part, let_go = self._rank, self._part, blocks.tolist()
         for now, block in enumerate(let_go, self._now):
-            rank[block] = now + _LATE if part[block] else now
+            rank[block] = now + _LATE if part[block] == _PROTECTED else now
         self._now += len(let_go)
-        self._protected.append([block for block in let_go if part[block]])
-        self._window.append([block for block in reversed(let_go) if not part[block]])
+        self._protected.use([block for block in let_go if part[block] == _PROTECTED])
+        self._window.use([block for block in reversed(let_go) if part[block] == _WINDOW])
         self._balance()
 
     def offer(self, blocks: np.ndarray) -> None:
@@ -133,6 +134,9 @@ class WTinyLFU(RankedPolicy):
         is_newcomer = np.array([self._part[block] == _WINDOW for block in offered.tolist()], bool)
         self._newcomers.check(offered[is_newcomer])
         self._leaves.check(offered[~is_newcomer])
+        for block, part in enumerate(self._part):
+            if (block in self._window and part != _WINDOW) or (block in self._protected and part != _PROTECTED):
+                raise InvariantError(f"block {block} is in a part of the cache that it does not know of")
 
     def _balance(self) -> None:
         """What a part holds beyond its share goes on: from the window, or from the protected, to the probationary."""
