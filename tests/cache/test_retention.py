@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from kvpager import ConfigError, DiskTier, HostTier, OutOfBlocks, PagedCache, Retention, Scope, Verdict
+from kvpager.cache.paged_cache import ANY_SCOPE
 from kvpager.cache.retention_terms import Retained
 from kvpager.eviction.partitioned import Partitioned
 from kvpager.prefix.hashing import page_key
@@ -18,7 +19,7 @@ from tests.stamp import Stamp, T, block_counts, prefill, run_step
 PAGE = LAYOUT.page_size
 
 
-def found(cache: PagedCache, tokens: list[int], scope: Scope = Scope()) -> int:  # noqa: B008
+def found(cache: PagedCache, tokens: list[int], scope: Scope = ANY_SCOPE) -> int:
     """Tokens of a prompt that are on the device."""
     return cache.lookup([*tokens, 0], scope).num_tokens
 

@@ -1,12 +1,14 @@
 """What policies share that keep their pages in two queues, each with an order of its own."""
 
+from abc import ABC, abstractmethod
+
 import numpy as np
 
 from kvpager.eviction.ranked_leaves import RankedLeaves
 from kvpager.eviction.ranked_policy import RankedPolicy
 
 
-class QueuedPolicy(RankedPolicy):
+class QueuedPolicy(RankedPolicy, ABC):
     """Each page is in queue 0 or 1. ``_sizes`` counts all pages of a queue; ``_queues`` orders its evictable ones."""
 
     def __init__(self, num_blocks: int) -> None:
@@ -50,8 +52,9 @@ class QueuedPolicy(RankedPolicy):
             self._sizes[queue] -= 1
             self._queues[queue].withdraw(block)
 
+    @abstractmethod
     def victim(self) -> int | None:
-        raise NotImplementedError
+        """As the protocol says: which queue goes first is what these policies differ in."""
 
     def move(self, source: int, target: int) -> None:
         super().move(source, target)
