@@ -9,7 +9,8 @@ KVPagerError
 ├── OutOfBlocks          nobody's: the pool is full; free something and retry, nothing was changed
 ├── TierError            the storage's: content is lost or late; it is recomputed
 │   ├── WrongContent         it is there, but it is not what was stored
-│   └── TierFull             no room now; nothing was lost, later stores may work
+│   ├── TierFull             no room now; nothing was lost, later stores may work
+│   └── PagesLost            non-resident pages of running sequences; these are computed again
 └── InvariantError       ours: please report it; the books no longer agree
 """
 
@@ -72,6 +73,19 @@ class WrongContent(TierError):
 
 class TierFull(TierError):
     """A tier takes nothing at the moment: the device below it is full, or must not be written."""
+
+
+class PagesLost(TierError):
+    """Pages that a running sequence maps can't be read where they lie. Nothing of the step counts.
+
+    ``pages``: which, by row of the sequence and layer group; ``cause``: what went wrong with the first of them.
+    """
+
+    def __init__(self, pages: "dict[tuple[int, int], list[int]]", cause: TierError) -> None:
+        count = sum(map(len, pages.values()))
+        super().__init__(f"{count} non-resident pages can't be read ({cause}); their sequences have to be recomputed")
+        self.pages = pages
+        self.cause = cause
 
 
 class InvariantError(KVPagerError, AssertionError):

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from kvpager.cache.attention_state import AttentionState
 from kvpager.cache.by_hand import read_rows, write_rows
 from kvpager.errors import ConfigError
 from kvpager.eviction.policy import DEFAULT_PRIORITY, StopReason, Use
@@ -50,6 +51,7 @@ class Sequence:
         "_cache",
         "_node",
         "_root",
+        "attention",
         "is_freed",
         "matched_tokens",
         "prefix_by_tier",
@@ -82,6 +84,7 @@ class Sequence:
         self.tenant = scope.salt
         self.wishes: tuple[Retention, ...] = ()  # what it was asked to retain
         self.retained: tuple[Retained, ...] = ()  # and the answers
+        self.attention: AttentionState | None = None  # set by whoever attends in another way than plainly
         self._node: NodeId | None = None  # the node of the last published page, or the scope's root
         self._root: NodeId | None = None
 

@@ -8,19 +8,39 @@ The tables in a batch are snapshots: no matter what happens to the sequences whi
 fork), it reads what it was given, and none of its blocks is given out again before it has ended.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from types import TracebackType
 
 import numpy as np
 
+from kvpager.cache.attention_state import AttentionState
+from kvpager.cache.non_resident import NonResidentPages
 from kvpager.cache.sequence import Sequence
 from kvpager.memory.layout import KVLayout
+from kvpager.tiers.staging import Window
+
+
+@dataclass(frozen=True, slots=True)
+class Touched:
+    """Per sequence of a step [S], added to by whoever reads non-resident pages: parts read, bytes, seconds waited."""
+
+    parts: np.ndarray
+    bytes: np.ndarray
+    seconds: np.ndarray
+
+    @classmethod
+    def none(cls, num_sequences: int) -> "Touched":
+        return cls(np.zeros(num_sequences, np.int64), np.zeros(num_sequences, np.int64), np.zeros(num_sequences))
 
 
 @dataclass(frozen=True, slots=True)
 class StepBatch:
-    """S sequences with T new tokens in all. ``tables[g][s]``: int32 blocks of sequence s in layer group g, by page."""
+    """S sequences with T new tokens in all. ``tables[g][s]``: int32 blocks of sequence s in layer group g, by page.
+
+    An entry below 0 has no block: the page is non-resident (``non_resident[g, s]`` says where it lies), or was given
+    back for good: by a window, or by in-request eviction.
+    """
 
     layout: KVLayout
     rows: np.ndarray  # [S] rows of the sequences
@@ -28,6 +48,10 @@ class StepBatch:
     query_lengths: np.ndarray  # [S] new tokens
     tables: tuple[tuple[np.ndarray, ...], ...]
     tails: np.ndarray  # [groups, S] block of the last new token
+    states: tuple[AttentionState | None, ...] = ()  # [S]; () where no sequence has any
+    non_resident: Mapping[tuple[int, int], NonResidentPages] = field(default_factory=dict)  # by (group, s)
+    window: Window | None = None  # through which those are read
+    touched: "Touched | None" = None  # what reading them took; None where there are none
 
     @property
     def num_sequences(self) -> int:

@@ -189,6 +189,33 @@ class LowerTier(Tier, PageSource, PageTarget, Protocol):
         """The slot may be dropped again. With an error the page is forgotten: it will not be tried again."""
         ...
 
+    def why_not_in_place(self) -> str:
+        """Why running sequences can't use pages while these lie here; empty where they can."""
+        ...
+
+    def hold(self, key: ContentKey) -> Slot | None:
+        """The slot of a page that a running sequence maps: it stays, and is used, until as many ``let_go``.
+
+        None if it is not there, or must not be read. Holds of one page add up.
+        """
+        ...
+
+    def let_go(self, slot: Slot, error: TierError | None = None) -> None:
+        """One hold less. With an error the page is forgotten once nobody holds it, as after a failed load."""
+        ...
+
+    def addresses(self, indices: np.ndarray) -> np.ndarray | None:
+        """int64 byte addresses of held slots, where a processor reads them in place; None: they need ``read_parts``."""
+        ...
+
+    def read_parts(self, indices: np.ndarray, start: int, into: np.ndarray) -> "list[TierError | None]":
+        """Worker thread: bytes ``start`` to ``start + into.shape[1]`` of page ``indices[i]`` to ``into[i]``.
+
+        ``into`` uint8 [n, size], rows contiguous. REQUIRES: every slot is held. The caller compares checksums: what is
+        read is not verified here. Errors, or None.
+        """
+        ...
+
     def touch(self, keys: Sequence[ContentKey]) -> None:
         """These pages were used, so others go before them."""
         ...
