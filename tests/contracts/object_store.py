@@ -64,8 +64,21 @@ class ObjectStoreContract:
         assert isinstance(got[0], WrongContent) or 3 < len(got[0]) <= 3 + 64  # type: ignore[arg-type]
         assert got[1] == b"123"
 
+    def test_a_range_is_what_the_object_has_of_it(self, store: ObjectStore) -> None:
+        here, absent = names(2)
+        self.put(store, {here: LARGE})
+        (found, none) = store.get_ranges([here, absent], 100, 7, TIMEOUT)
+        assert found == LARGE[100:107]
+        assert isinstance(none, Missing)
+        assert store.get_ranges([here], len(LARGE) - 3, 7, TIMEOUT) == [LARGE[-3:]]
+
     def test_nothing_asked_nothing_answered(self, store: ObjectStore) -> None:
-        assert store.get_many([], 10, TIMEOUT) == store.put_many([], [], TIMEOUT) == []
+        assert (
+            store.get_many([], 10, TIMEOUT)
+            == store.get_ranges([], 0, 1, TIMEOUT)
+            == store.put_many([], [], TIMEOUT)
+            == []
+        )
         assert store.exists_many([], TIMEOUT) == store.delete_many([], TIMEOUT) == []
 
     def test_threads_share_it(self, store: ObjectStore) -> None:

@@ -9,6 +9,7 @@ import random
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from itertools import count
 
 import numpy as np
 
@@ -61,6 +62,7 @@ class SimulatedDisk:
     is_persistent = True
     is_exclusive = False
     load_threads = store_threads = 2
+    part_alignment = 1
 
     def __init__(self, media: Media, page_bytes: int, generator: random.Random, is_working: Callable[[], bool]) -> None:
         self.media = media
@@ -72,6 +74,9 @@ class SimulatedDisk:
         self._writing: dict[ContentKey, Stored] = {}
         self._readers: Counter[Stored] = Counter()
         self._doomed: set[Stored] = set()
+        self._holds: Counter[Stored] = Counter()
+        self._held: dict[int, Slot] = {}
+        self._index = count(1)
         self._stored, self._loaded = TransferCounts(), TransferCounts()
         self._evicted = self._refused = self._declined = self._quarantined = 0
         self.ticks = 0
@@ -112,7 +117,7 @@ class SimulatedDisk:
         if self._num_taken < self.media.capacity:
             return True
         for key, stored in self.found.items():
-            if not self._readers[stored]:
+            if not self._is_busy(stored):
                 self._evicted += 1
                 self._drop(key)
                 return True
@@ -160,9 +165,7 @@ class SimulatedDisk:
         stored = slot.place
         assert isinstance(stored, Stored)
         self._readers[stored] -= 1
-        if not self._readers[stored]:
-            del self._readers[stored]
-            self._doomed.discard(stored)
+        self._settle(stored)
         if error is None:
             self._loaded.pages += 1
             self._loaded.bytes += self.page_bytes
@@ -177,10 +180,53 @@ class SimulatedDisk:
     def _drop(self, key: ContentKey) -> None:
         stored = self.found.pop(key)
         self.media.stored.pop(key, None)
-        if self._readers[stored]:
+        if self._is_busy(stored):
             self._doomed.add(stored)
-        else:
-            del self._readers[stored]
+
+    def _is_busy(self, stored: Stored) -> bool:
+        return stored in self._readers or stored in self._holds
+
+    def _settle(self, stored: Stored) -> None:
+        self._readers, self._holds = +self._readers, +self._holds
+        if not self._is_busy(stored):
+            self._doomed.discard(stored)
+
+    # -- holds --------------------------------------------------------------------------------------------------
+
+    def why_not_in_place(self) -> str:
+        return ""
+
+    def hold(self, key: ContentKey) -> Slot | None:
+        self._in_bookkeeping()
+        stored = self.found.get(key)
+        if stored is None:
+            return None
+        slot = next((slot for slot in self._held.values() if slot.place is stored), None)
+        slot = slot or Slot(key, next(self._index), place=stored, checksum=stored.checksum)
+        self._held[slot.index] = slot
+        self._holds[stored] += 1
+        return slot
+
+    def let_go(self, slot: Slot, error: TierError | None = None) -> None:
+        self._in_bookkeeping()
+        stored = self._held[slot.index].place
+        assert isinstance(stored, Stored)
+        if error is not None and self.found.get(slot.key) is stored:
+            self._loaded.failed += 1
+            self._quarantined += isinstance(error, WrongContent)
+            self._drop(slot.key)
+        self._holds[stored] -= 1
+        self._settle(stored)
+        if stored not in self._holds:
+            del self._held[slot.index]
+
+    def held(self, indices: np.ndarray) -> list[Slot]:
+        return [self._held[index] for index in indices.tolist()]
+
+    def addresses(self, indices: np.ndarray) -> np.ndarray | None:
+        return None
+
+    # -- the rest of the books ----------------------------------------------------------------------------------
 
     def touch(self, keys: Sequence[ContentKey]) -> None:
         self._in_bookkeeping()
@@ -200,7 +246,7 @@ class SimulatedDisk:
 
     def victims(self, count: int) -> list[Page]:
         self._in_bookkeeping()
-        return [stored.page for stored in self.found.values() if not self._readers[stored]][:count]
+        return [stored.page for stored in self.found.values() if not self._is_busy(stored)][:count]
 
     def pages(self) -> list[Page]:
         return [stored.page for stored in self.found.values()]
@@ -211,7 +257,7 @@ class SimulatedDisk:
                 self._drop(key)
 
     def clear(self) -> int:
-        keys = [key for key, stored in self.found.items() if not self._readers[stored]]
+        keys = [key for key, stored in self.found.items() if stored not in self._readers]
         self.forget(keys)
         return len(keys)
 
@@ -256,6 +302,21 @@ class SimulatedDisk:
         found = checksum(into)
         return found if found == stored.checksum else WrongContent("rotten")
 
+    def read_parts(self, indices: np.ndarray, start: int, into: np.ndarray) -> list[TierError | None]:
+        self._in_worker()
+        return [self._read_part(slot, start, row) for slot, row in zip(self.held(indices), into, strict=True)]
+
+    def _read_part(self, slot: Slot, start: int, into: np.ndarray) -> TierError | None:
+        stored = slot.place
+        assert isinstance(stored, Stored)
+        into[:] = 0xEE
+        if self._random.random() < self.weather.lost:
+            return TierError("gone")
+        if self._random.random() < self.weather.load_error:
+            return TierError("EIO")
+        into[:] = stored.bytes[start : start + len(into)]
+        return None
+
     def _in_worker(self) -> None:
         assert self._is_working(), "bytes are moved by worker threads only"
         if self._random.random() < self.weather.raises:
@@ -269,14 +330,15 @@ class SimulatedDisk:
 
     def usage(self) -> TierUsage:
         moving = len(self._writing) + len(self._readers)
-        cached = len(self.found) - sum(stored in self._readers for stored in self.found.values())
+        used = sum(stored not in self._readers for stored in self._holds)
+        cached = sum(not self._is_busy(stored) for stored in self.found.values())
         return TierUsage(
             kind=self.kind,
             capacity_bytes=self.media.capacity * self.page_bytes,
             used_bytes=self._num_taken * self.page_bytes,
             blocks=self.media.capacity,
             free=self.media.capacity - self._num_taken,
-            used=0,
+            used=used,
             cached=cached,
             moving=moving,
         )
@@ -298,7 +360,8 @@ class SimulatedDisk:
     def check(self) -> None:
         if self._num_taken > self.media.capacity:
             raise InvariantError("I20: more pages than fit")
-        if any(count < 1 for count in self._readers.values()) or not self._doomed <= set(self._readers):
+        busy = self._readers | self._holds
+        if any(count < 1 for count in busy.values()) or not self._doomed <= set(busy):
             raise InvariantError("readers are counted wrong")
 
     def close(self) -> None:
@@ -368,9 +431,10 @@ class SimulatedRemote(SimulatedDisk):
 
     def usage(self) -> TierUsage:
         moving = len(self._writing) + len(self._readers)
-        cached = len(self.found) - sum(stored in self._readers for stored in self.found.values())
+        used = sum(stored not in self._readers for stored in self._holds)
+        cached = sum(not self._is_busy(stored) for stored in self.found.values())
         size = self._num_taken * self.page_bytes
-        return TierUsage(self.kind, size, size, self._num_taken, 0, 0, cached, moving)
+        return TierUsage(self.kind, size, size, self._num_taken, 0, used, cached, moving)
 
     def check(self) -> None:
         if any(count < 1 for count in self._readers.values()):

@@ -2,10 +2,11 @@ from kvpager.eviction.lru import LRU
 from kvpager.tiers.host import HostStore
 from kvpager.tiers.tier import LowerTier
 from kvpager.types import ContentKey
-from tests.contracts.lower_tier import PAGE_BYTES, LowerTierContract
+from tests.contracts.held_pages import HeldPagesContract
+from tests.contracts.lower_tier import PAGE_BYTES
 
 
-class TestHostStore(LowerTierContract):
+class TestHostStore(HeldPagesContract):
     def make(self, num_pages: int) -> HostStore:
         return HostStore(PAGE_BYTES, num_pages, LRU(num_pages))
 

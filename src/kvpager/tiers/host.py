@@ -32,6 +32,7 @@ class HostStore:
     name = "host"
     is_persistent = False
     load_threads = store_threads = 1  # a copy by one thread takes most of what memory gives
+    part_alignment = 1
 
     def __init__(
         self,
@@ -50,6 +51,7 @@ class HostStore:
             pinning.pin(self._arena.address, num_slots * page_bytes)
         self._book = SlotBook(num_slots, policy)
         self._checksums = [0] * num_slots
+        self._held: dict[int, Slot] = {}
         self._touched = 0  # slots ever written: their memory is held until the tier is closed
         self._stored, self._loaded = TransferCounts(), TransferCounts()
         self._refused = self._declined = self._quarantined = 0
@@ -124,6 +126,30 @@ class HostStore:
             self._book.forget([slot.key])
         self._book.complete_load(slot.index)
 
+    def why_not_in_place(self) -> str:
+        return ""
+
+    def hold(self, key: ContentKey) -> Slot | None:
+        index = self._book.hold(key)
+        if index is None:
+            return None
+        return self._held.setdefault(index, Slot(key, index, self._arena.blocks[index], self._checksums[index]))
+
+    def let_go(self, slot: Slot, error: TierError | None = None) -> None:
+        if error is not None and self._book.slot(slot.key) == slot.index:
+            self._loaded.failed += 1
+            self._quarantined += isinstance(error, WrongContent)
+            self._book.forget([slot.key])
+        self._book.let_go(slot.index)
+        if not self._book.is_held(slot.index):
+            del self._held[slot.index]
+
+    def held(self, indices: np.ndarray) -> list[Slot]:
+        return [self._held[index] for index in indices.tolist()]
+
+    def addresses(self, indices: np.ndarray) -> np.ndarray | None:
+        return self._arena.address + indices.astype(np.int64) * self.page_bytes
+
     def touch(self, keys: Sequence[ContentKey]) -> None:
         self._book.touch(keys)
 
@@ -162,6 +188,11 @@ class HostStore:
             found.append(WrongContent(f"host slot {slot.index} is not what was stored in it") if wrong else checksum)
         return found
 
+    def read_parts(self, indices: np.ndarray, start: int, into: np.ndarray) -> list[TierError | None]:
+        for index, row in zip(indices.tolist(), into, strict=True):
+            row[:] = self._arena.blocks[index, start : start + into.shape[1]]
+        return [None] * len(indices)
+
     def write(self, slots: Sequence[Slot], pages: Sequence[np.ndarray]) -> list[TierError | None]:
         raise InvariantError("host slots have memory: whoever reads a page reads it into that")
 
@@ -175,8 +206,8 @@ class HostStore:
             used_bytes=_rounded(self._touched * self.page_bytes),
             blocks=book.num_slots,
             free=book.num_free,
-            used=0,
-            cached=book.num_slots - book.num_free - book.num_moving,
+            used=book.num_held,
+            cached=book.num_slots - book.num_free - book.num_held - book.num_moving,
             moving=book.num_moving,
         )
 

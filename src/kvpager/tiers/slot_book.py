@@ -7,6 +7,9 @@
 A page that is forgotten while it is read can't be found from then on; its slot becomes free when the last transfer is
 completed. Being read does not change a page's rank, ``touch`` does.
 
+Running sequences *hold* slots whose pages they use where they lie: counted apart from transfers, these are not dropped
+either, and one that is forgotten becomes free with its last hold.
+
 Leaves go before their parents: a page that another page in this tier hangs under is not dropped, so only leaves that
 nobody reads are offered to the policy. A page whose last child was dropped counts from its own last use.
 
@@ -56,7 +59,8 @@ class SlotBook:
         self._slot_of: dict[ContentKey, int] = {}
         self._writing: set[int] = set()
         self._readers: Counter[int] = Counter()
-        self._doomed: set[int] = set()  # being read, forgotten: free when the last reader has gone
+        self._holds: Counter[int] = Counter()
+        self._doomed: set[int] = set()  # being read or held, forgotten: free when the last of these has gone
         self._withdrawn: set[int] = set()  # not given out; those that hold a page do so until it goes
         self._children: Counter[ContentKey] = Counter()
         self._pinned: set[int] = set()  # not dropped while there is another, half of all slots at most
@@ -81,6 +85,11 @@ class SlotBook:
         return len(self._writing) + len(self._readers)
 
     @property
+    def num_held(self) -> int:
+        """Slots that sequences hold and no transfer does."""
+        return len(self._holds) - sum(slot in self._holds for slot in self._readers)
+
+    @property
     def num_in_service(self) -> int:
         """Slots without those that were withdrawn and hold nothing."""
         return len(self._free) + len(self._page_of) + len(self._doomed)
@@ -93,9 +102,13 @@ class SlotBook:
         """There, or on its way."""
         return key in self._slot_of
 
-    def is_read(self, slot: int) -> bool:
-        """Whether a transfer reads it, also if its page was forgotten meanwhile."""
-        return slot in self._readers
+    def is_busy(self, slot: int) -> bool:
+        """Whether a transfer reads it or a sequence holds it, also if its page was forgotten meanwhile."""
+        return slot in self._readers or slot in self._holds
+
+    def is_held(self, slot: int) -> bool:
+        """Whether a sequence holds it."""
+        return slot in self._holds
 
     def page(self, slot: int) -> Page:
         """With its history as it is now, where the policy judges."""
@@ -173,11 +186,20 @@ class SlotBook:
         if self._readers[slot]:
             return
         del self._readers[slot]
-        if slot in self._doomed:
-            self._doomed.remove(slot)
-            self._give_back(slot)
-        else:
-            self._offer_leaves([slot])
+        self._settle(slot)
+
+    def hold(self, key: ContentKey) -> int | None:
+        slot = self.slot(key)
+        if slot is not None:
+            self._holds[slot] += 1
+            self.policy.withdraw(np.array([slot]))
+        return slot
+
+    def let_go(self, slot: int) -> None:
+        self._holds[slot] -= 1
+        if not self._holds[slot]:
+            del self._holds[slot]
+            self._settle(slot)
 
     def touch(self, keys: Iterable[ContentKey]) -> None:
         """These pages were used: the last of them is the last to go."""
@@ -252,7 +274,7 @@ class SlotBook:
         """Priorities and tenants count from now on. ``make``: a policy by name, over so many slots."""
         first = self.policy
         slots = [slot for slot in self._page_of if slot not in self._writing]
-        may_go = [slot for slot in slots if not self._is_held(slot) and self._is_leaf(slot)]
+        may_go = [slot for slot in slots if not self._stays(slot) and self._is_leaf(slot)]
         self._set_policy(Partitioned(self.num_slots, partial(alike, first, make), first, slots, may_go))
         for slot in slots:
             self.rerank(self._page_of[slot].key)
@@ -299,8 +321,19 @@ class SlotBook:
         if slot not in self._withdrawn:
             self._free.append(slot)
 
-    def _is_held(self, slot: int) -> bool:
-        return slot in self._readers or slot in self._pinned
+    def _settle(self, slot: int) -> None:
+        """A reader or a holder has gone."""
+        if slot not in self._doomed:
+            self._offer_leaves([slot])
+        elif not self.is_busy(slot):
+            self._doomed.remove(slot)
+            self._give_back(slot)
+
+    def _stays(self, slot: int) -> bool:
+        return self.is_busy(slot) or slot in self._pinned
+
+    def _busy(self) -> list[tuple[int, int]]:
+        return [*self._readers.items(), *self._holds.items()]
 
     def _is_leaf(self, slot: int) -> bool:
         return self._page_of[slot].key not in self._children
@@ -327,7 +360,7 @@ class SlotBook:
             self._release(new)
 
     def _offer_leaves(self, slots: Iterable[int]) -> None:
-        leaves = [slot for slot in slots if self._is_leaf(slot) and not self._is_held(slot)]
+        leaves = [slot for slot in slots if self._is_leaf(slot) and not self._stays(slot)]
         if leaves:
             self.policy.offer(np.array(leaves))
 
@@ -342,7 +375,7 @@ class SlotBook:
         self.policy.leave(np.array([slot]))
         self._pinned.discard(slot)
         self._leave(slot)
-        if slot in self._readers:
+        if self.is_busy(slot):
             self._doomed.add(slot)
         else:
             self._give_back(slot)
@@ -377,11 +410,13 @@ class SlotBook:
             raise InvariantError("free and taken slots of a tier do not add up")
         if len(set(self._free)) != len(self._free) or not set(self._free).isdisjoint(self._page_of):
             raise InvariantError("a slot of a tier is free twice, or free and taken")
+        if any(count < 1 or (slot not in self._page_of) == (slot not in self._doomed) for slot, count in self._busy()):
+            raise InvariantError("a slot of a tier is read or held and has no page, or is counted wrong")
         if self._children != Counter(page.parent for page in self._page_of.values()):
             raise InvariantError("the children of a tier's pages are counted wrong")
         may_go = [
             slot
             for slot in self._page_of
-            if slot not in self._writing and not self._is_held(slot) and self._is_leaf(slot)
+            if slot not in self._writing and not self._stays(slot) and self._is_leaf(slot)
         ]
         self.policy.check(np.array(sorted(may_go), np.int64))

@@ -155,6 +155,7 @@ class LowerTier(Tier, PageSource, PageTarget, Protocol):
     is_exclusive: bool  # holds no page that came up from it
     load_threads: int  # workers that may read at once
     store_threads: int
+    part_alignment: int  # bytes; see ``read_parts``
 
     def contains(self, key: ContentKey) -> bool | None:
         """Whether the page is there, as far as the books know; None: somebody would have to ask (``probe``)."""
@@ -196,12 +197,18 @@ class LowerTier(Tier, PageSource, PageTarget, Protocol):
     def hold(self, key: ContentKey) -> Slot | None:
         """The slot of a page that a running sequence maps: it stays, and is used, until as many ``let_go``.
 
-        None if it is not there, or must not be read. Holds of one page add up.
+        None if it is not there, or must not be read. Holds of one page add up, all under one index. A page that is
+        forgotten meanwhile can't be found any more, but its slot stays.
         """
         ...
 
     def let_go(self, slot: Slot, error: TierError | None = None) -> None:
-        """One hold less. With an error the page is forgotten once nobody holds it, as after a failed load."""
+        """One hold less. With an error the page is forgotten, as after a failed load; its slot is free with the last
+        hold."""
+        ...
+
+    def held(self, indices: np.ndarray) -> list[Slot]:
+        """Any thread: slots that are held, by index, so that ``read`` gives their pages whole."""
         ...
 
     def addresses(self, indices: np.ndarray) -> np.ndarray | None:
@@ -211,8 +218,9 @@ class LowerTier(Tier, PageSource, PageTarget, Protocol):
     def read_parts(self, indices: np.ndarray, start: int, into: np.ndarray) -> "list[TierError | None]":
         """Worker thread: bytes ``start`` to ``start + into.shape[1]`` of page ``indices[i]`` to ``into[i]``.
 
-        ``into`` uint8 [n, size], rows contiguous. REQUIRES: every slot is held. The caller compares checksums: what is
-        read is not verified here. Errors, or None.
+        ``into`` uint8 [n, size], rows contiguous. The range may end behind the page, at the next multiple of
+        ``part_alignment``; where start, size and rows are multiples of it, nothing is copied on the way.
+        REQUIRES: every slot is held. The caller compares checksums: what is read is not verified here. Errors, or None.
         """
         ...
 

@@ -44,6 +44,11 @@ class DictObjects:
         missing = Missing("not there")
         return [error or self.objects.get(name, missing) for name in names]
 
+    def get_ranges(self, names: Sequence[bytes], start: int, size: int, timeout: float) -> list[bytes | TierError]:
+        error = self._begin("get", names, timeout)
+        found = [self.objects.get(name, b"")[start : start + size] for name in names]
+        return [error or each or Missing("not there") for each in found]
+
     def put_many(self, names: Sequence[bytes], objects: Sequence[bytes], timeout: float) -> list[TierError | None]:
         error = self._begin("put", names, timeout)
         if error is None:

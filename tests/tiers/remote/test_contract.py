@@ -1,11 +1,12 @@
 from kvpager.tiers.remote.store import RemoteStore
 from kvpager.tiers.tier import LowerTier
 from kvpager.types import ContentKey
-from tests.contracts.lower_tier import PAGE_BYTES, LowerTierContract
+from tests.contracts.held_pages import HeldPagesContract
+from tests.contracts.lower_tier import PAGE_BYTES
 from tests.tiers.remote.fakes import DictObjects, Hand, make_store
 
 
-class TestRemoteStore(LowerTierContract):
+class TestRemoteStore(HeldPagesContract):
     def make(self, num_pages: int) -> RemoteStore:
         self.objects = DictObjects()
         return make_store(self.objects, Hand(), PAGE_BYTES)

@@ -20,12 +20,13 @@ MOST_BUFFERS = 256  # in one system call; Linux takes 1,024
 
 
 class Slab:
-    """``lost``: why its pages can't be read any more; it stays open until no transfer uses it."""
+    """``payload_fd``: through which payloads are moved. ``lost``: why its pages can't be read any more; it stays open
+    until no transfer uses it."""
 
     def __init__(self, files: Files, superblock: Superblock, fd: int, direct_fd: int | None) -> None:
         self._files = files
         self._fd = fd
-        self._payload_fd = fd if direct_fd is None else direct_fd
+        self.payload_fd = fd if direct_fd is None else direct_fd
         self.superblock = superblock
         self.shape = superblock.shape
         self.name = SlabName(superblock.slab, "kv")
@@ -55,10 +56,10 @@ class Slab:
 
     def read_slots(self, first: int, buffers: Sequence[np.ndarray]) -> bool:
         """Neighbouring slots; False where the file ends before. REQUIRES: each buffer as long as a slot."""
-        return read_all(self._files, self._payload_fd, buffers, self.shape.slot_at(first))
+        return read_all(self._files, self.payload_fd, buffers, self.shape.slot_at(first))
 
     def write_slots(self, first: int, buffers: Sequence[np.ndarray]) -> None:
-        write_all(self._files, self._payload_fd, buffers, self.shape.slot_at(first))
+        write_all(self._files, self.payload_fd, buffers, self.shape.slot_at(first))
 
     # -- the file -----------------------------------------------------------------------------------------------
 
@@ -76,7 +77,7 @@ class Slab:
         self._files.fdatasync(self._fd)
 
     def close(self) -> None:
-        for fd in {self._fd, self._payload_fd}:
+        for fd in {self._fd, self.payload_fd}:
             with suppress(OSError):
                 self._files.close(fd)
 

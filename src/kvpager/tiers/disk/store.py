@@ -20,7 +20,7 @@ from kvpager.tiers.disk.extents import Extents, Place
 from kvpager.tiers.disk.faults import describe_full, word
 from kvpager.tiers.disk.files import Files, SystemFiles
 from kvpager.tiers.disk.folder import Folder
-from kvpager.tiers.disk.format import Shape
+from kvpager.tiers.disk.format import BLOCK, Shape
 from kvpager.tiers.disk.payload import PayloadCodec
 from kvpager.tiers.disk.slab import Slab
 from kvpager.tiers.disk.transfer import Transfers
@@ -49,6 +49,7 @@ class DiskStore:
     is_persistent = True
     load_threads = 4  # one waits for the disk while another computes a checksum, and disks like a queue
     store_threads = 2
+    part_alignment = BLOCK
 
     def __init__(
         self,
@@ -75,6 +76,7 @@ class DiskStore:
         self._identity = identity
         codec = PayloadCodec(page_bytes, seal, packing)
         self._encoding = codec.encoding
+        self._is_plain = codec.is_plain
         self._transfers = Transfers(page_bytes, codec, identity)
         least = Shape(1, self._transfers.slot_bytes).file_bytes
         if capacity_bytes < least and not read_only:
@@ -91,7 +93,9 @@ class DiskStore:
         self._failures: Counter[str] = Counter()
         self._refused = self._declined = self._quarantined = 0
         self._lost: list[Slab] = []  # open until nothing moves
-        self._doomed: set[int] = set()  # slots to be emptied as soon as nobody reads them
+        self._doomed: set[int] = set()  # slots to be emptied as soon as nobody reads or holds them
+        self._held: dict[int, Slot] = {}
+        self._has_answered = False  # parts were read since the last tick
         self._open()
 
     # -- opening ------------------------------------------------------------------------------------------------
@@ -105,7 +109,7 @@ class DiskStore:
             raise
 
     def refresh(self) -> None:
-        """A reader looks again at what is there. REQUIRES: ``read_only``, and nothing is being moved."""
+        """A reader looks again at what is there. REQUIRES: ``read_only``, nothing is moved or held."""
         assert self._folder.read_only
         self._worker.close_slabs()
         self._folder.leave()
@@ -245,18 +249,54 @@ class DiskStore:
             self._loaded.bytes += self.page_bytes
             self._health.succeeded()
         else:
-            self._loaded.failed += 1
-            self._failures[word(error)] += 1
-            dropped = self._book.forget([slot.key])
-            if isinstance(error, WrongContent):
-                self._quarantined += 1
-                self._make_stale(dropped)
-            elif place_of(slot).was_tried:
-                self._health.failed(str(error))
+            self._note_failed_load(slot.key, error, was_tried=place_of(slot).was_tried)
         self._book.complete_load(slot.index)
-        if slot.index in self._doomed and not self._book.is_read(slot.index):
-            self._doomed.remove(slot.index)
-            self._make_stale([slot.index])
+        self._empty_if_idle(slot.index)
+
+    def _note_failed_load(self, key: ContentKey, error: TierError, *, was_tried: bool = True) -> None:
+        self._loaded.failed += 1
+        self._failures[word(error)] += 1
+        dropped = self._book.forget([key])
+        if isinstance(error, WrongContent):
+            self._quarantined += 1
+            self._make_stale(dropped)
+        elif was_tried:
+            self._health.failed(str(error))
+
+    def _empty_if_idle(self, index: int) -> None:
+        if index in self._doomed and not self._book.is_busy(index):
+            self._doomed.remove(index)
+            self._make_stale([index])
+
+    # -- holds --------------------------------------------------------------------------------------------------
+
+    def why_not_in_place(self) -> str:
+        if self._is_plain:
+            return ""
+        return (
+            f"the disk tier keeps its pages {self._encoding}, which can be read as a whole only: open it without "
+            f"compress and key_file"
+        )
+
+    def hold(self, key: ContentKey) -> Slot | None:
+        index = self._book.hold(key) if self.contains(key) else None
+        if index is None:
+            return None
+        return self._held.setdefault(index, Slot(key, index, place=Place(self._extents.of(index))))
+
+    def let_go(self, slot: Slot, error: TierError | None = None) -> None:
+        if error is not None and self._book.slot(slot.key) == slot.index:
+            self._note_failed_load(slot.key, error)
+        self._book.let_go(slot.index)
+        if not self._book.is_held(slot.index):
+            del self._held[slot.index]
+        self._empty_if_idle(slot.index)
+
+    def held(self, indices: np.ndarray) -> list[Slot]:
+        return [self._held[index] for index in indices.tolist()]
+
+    def addresses(self, indices: np.ndarray) -> np.ndarray | None:
+        return None
 
     # -- the rest of the books ----------------------------------------------------------------------------------
 
@@ -283,13 +323,16 @@ class DiskStore:
             return
         for slot in slots:
             extent = self._extents.of(slot)
-            if self._book.is_read(slot):
+            if self._book.is_busy(slot):
                 self._doomed.add(slot)
             elif extent.slab is not None:
                 self._worker.stale.add((extent.slab, slot - extent.first))
 
     def tick(self) -> None:
-        """Takes over what workers found out about slabs: made, made shorter than planned, or lost."""
+        """Takes over what workers found out: that parts came; slabs made, made shorter than planned, or lost."""
+        if self._has_answered:
+            self._has_answered = False
+            self._health.succeeded()
         for extent in list(self._extents):
             slab = extent.slab
             if slab is not None and slab.lost:
@@ -307,7 +350,7 @@ class DiskStore:
                     self._book.restore(range(self._extents.num_slots))
         if self._growth.state != "ok" and (planned := self._extents.planned()) and self._growth.allows():
             self._book.restore(planned[0].slots)  # the trial
-        if self._lost and not self._book.num_moving:
+        if self._lost and not self._book.num_moving and not self._held:
             for slab in self._lost:
                 slab.close()
             self._lost = []
@@ -323,6 +366,13 @@ class DiskStore:
     def read(self, slots: Sequence[Slot], into: Sequence[np.ndarray]) -> list[int | TierError]:
         return self._worker.read(slots, into)
 
+    def read_parts(self, indices: np.ndarray, start: int, into: np.ndarray) -> list[TierError | None]:
+        if reason := self.why_not_in_place():
+            return [TierError(f"packed: {reason}")] * len(indices)
+        errors = self._worker.read_parts(self.held(indices), start, into, BLOCK if self._direct else 1)
+        self._has_answered |= None in errors
+        return errors
+
     # -- what it shows ------------------------------------------------------------------------------------------
 
     def usage(self) -> TierUsage:
@@ -333,8 +383,8 @@ class DiskStore:
             used_bytes=self._folder.held,
             blocks=book.num_in_service,
             free=book.num_free,
-            used=0,
-            cached=book.num_in_service - book.num_free - book.num_moving,
+            used=book.num_held,
+            cached=book.num_in_service - book.num_free - book.num_held - book.num_moving,
             moving=book.num_moving,
         )
 

@@ -15,6 +15,7 @@ from kvpager.tiers.disk.extents import Extent, Place
 from kvpager.tiers.disk.faults import NO_ROOM, fault
 from kvpager.tiers.disk.folder import Folder
 from kvpager.tiers.disk.format import Shape
+from kvpager.tiers.disk.parts import read_parts
 from kvpager.tiers.disk.slab import Slab, create_slab
 from kvpager.tiers.disk.transfer import Item, Transfers
 from kvpager.tiers.tier import Slot
@@ -83,6 +84,18 @@ class Worker:
         if any(isinstance(result, WrongContent) for result in results):
             self.look(now=True)
         return [TierError("unread: a page was left out") if result is None else result for result in results]
+
+    def read_parts(self, slots: Sequence[Slot], start: int, into: np.ndarray, alignment: int) -> list[TierError | None]:
+        self.look()
+        places = []
+        for slot in slots:
+            extent = place_of(slot).extent
+            is_lost = extent.slab is None or extent.slab.lost
+            places.append((None if is_lost else extent.slab, slot.index - extent.first))
+        errors = read_parts(self._folder.files, places, start, into, alignment)
+        if any(isinstance(error, WrongContent) for error in errors):
+            self.look(now=True)
+        return errors
 
     # -- slabs --------------------------------------------------------------------------------------------------
 

@@ -89,6 +89,16 @@ class ObjectFormat:
         """Of an object that may be right."""
         return HEADER_BYTES + self.page_bytes
 
+    def why_not_in_parts(self) -> str:
+        """Why a part of a page can't be read by itself; empty where its bytes follow the header as they are."""
+        if self._packing is None and self._seal is None:
+            return ""
+        ways = " and ".join(part.name for part in (self._packing, self._seal) if part is not None)
+        return (
+            f"the remote tier keeps its pages {ways}, which can be read as a whole only: open it without compress and "
+            f"key_file, or bring a host or disk tier between"
+        )
+
     def wrap(self, key: ContentKey, page: np.ndarray, expected: int | None) -> bytes:
         """The object for ``page``. Raises WrongContent if the page has not the ``expected`` checksum."""
         found = checksum(page)

@@ -43,6 +43,11 @@ class ObjectStore(Protocol):
         """
         ...
 
+    def get_ranges(self, names: Sequence[bytes], start: int, size: int, timeout: float) -> list[bytes | TierError]:
+        """Bytes ``start`` to ``start + size`` of each object, fewer where it ends before; an error where none are
+        left."""
+        ...
+
     def put_many(self, names: Sequence[bytes], objects: Sequence[bytes], timeout: float) -> list[TierError | None]:
         """Stores whole objects in place of those there are. An object that failed may all the same have arrived."""
         ...

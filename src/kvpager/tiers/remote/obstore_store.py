@@ -52,6 +52,14 @@ class ObstoreStore:
 
         return self._all(get, len(names), timeout)
 
+    def get_ranges(self, names: Sequence[bytes], start: int, size: int, timeout: float) -> list[bytes | TierError]:
+        async def get(at: int) -> bytes:
+            return bytes(
+                await obstore.get_range_async(self._store, names[at].decode("ascii"), start=start, length=size)
+            )
+
+        return self._all(get, len(names), timeout)
+
     def put_many(self, names: Sequence[bytes], objects: Sequence[bytes], timeout: float) -> list[TierError | None]:
         async def put(at: int) -> None:
             await obstore.put_async(self._store, names[at].decode("ascii"), objects[at], use_multipart=False)

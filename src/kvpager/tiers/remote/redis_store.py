@@ -52,9 +52,12 @@ class RedisStore:
         self._client = redis.Redis(connection_pool=pool)
 
     def get_many(self, names: Sequence[bytes], max_bytes: int, timeout: float) -> list[bytes | TierError]:
+        return self.get_ranges(names, 0, max_bytes + 1, timeout)
+
+    def get_ranges(self, names: Sequence[bytes], start: int, size: int, timeout: float) -> list[bytes | TierError]:
         def ask(pipe: Any) -> None:
             for name in names:
-                pipe.getrange(name, 0, max_bytes)
+                pipe.getrange(name, start, start + size - 1)
 
         return [self._bytes(reply) for reply in self._pipelined(ask, len(names), timeout)]
 

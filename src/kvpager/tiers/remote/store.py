@@ -20,7 +20,7 @@ import numpy as np
 from kvpager.errors import InvariantError, TierError, TierFull, WrongContent
 from kvpager.eviction.policy import History
 from kvpager.tiers.health import Health
-from kvpager.tiers.remote.object_format import ObjectFormat
+from kvpager.tiers.remote.object_format import HEADER_BYTES, ObjectFormat
 from kvpager.tiers.remote.object_store import ErrorReply, Missing, ObjectStore, TooLate, Unreachable
 from kvpager.tiers.remote.retry import Retry
 from kvpager.tiers.remote.verdicts import Verdicts
@@ -63,6 +63,7 @@ class RemoteStore:
     is_exclusive = False  # others may need what came up here
     load_threads = 4  # they wait for the network most of the time
     store_threads = 2
+    part_alignment = 1
 
     def __init__(
         self,
@@ -92,6 +93,11 @@ class RemoteStore:
         self._numbers = count()
         self._storing: set[ContentKey] = set()
         self._loading: Counter[ContentKey] = Counter()
+        self._holds: Counter[ContentKey] = Counter()
+        self._held: dict[int, Slot] = {}
+        self._held_slot: dict[ContentKey, Slot] = {}  # the same, by key
+        self._doomed: set[ContentKey] = set()  # forgotten while they are held
+        self._has_answered = False  # parts were read since the last tick
         self._forgotten: SimpleQueue[ContentKey] = SimpleQueue()  # for workers to delete
         self._loads_fail = False  # the last one did
         self._last_blame = float("-inf")
@@ -162,12 +168,47 @@ class RemoteStore:
             if self._verdicts.get(slot.key):  # not forgotten meanwhile
                 self._verdicts.set_there(slot.key)
             return
+        self._note_failed_load(slot.key, error)
+
+    def _note_failed_load(self, key: ContentKey, error: TierError) -> None:
         self._loaded.failed += 1
         if isinstance(error, WrongContent):
             self._quarantined += 1
-            self._verdicts.set_wrong(slot.key)
+            self._verdicts.set_wrong(key)
         else:
-            self._verdicts.set_absent(slot.key)
+            self._verdicts.set_absent(key)
+
+    def why_not_in_place(self) -> str:
+        return self._format.why_not_in_parts()
+
+    def hold(self, key: ContentKey) -> Slot | None:
+        """What others drop is gone all the same; reading it then is an error."""
+        if not self.contains(key):
+            return None
+        slot = self._held_slot.get(key) or self._slot(key)
+        self._held[slot.index] = self._held_slot[key] = slot
+        self._holds[key] += 1
+        return slot
+
+    def let_go(self, slot: Slot, error: TierError | None = None) -> None:
+        key = slot.key
+        if error is not None and self._verdicts.get(key) is not False:  # else it is known already
+            self._judge_load(self._held[slot.index], error)
+            self._note_failed_load(key, error)
+        self._holds[key] -= 1
+        if self._holds[key]:
+            return
+        del self._holds[key], self._held[slot.index], self._held_slot[key]
+        if key in self._doomed:
+            self._doomed.remove(key)
+            if not self._verdicts.get(key):  # not stored anew
+                self._forgotten.put(key)
+
+    def held(self, indices: np.ndarray) -> list[Slot]:
+        return [self._held[index] for index in indices.tolist()]
+
+    def addresses(self, indices: np.ndarray) -> np.ndarray | None:
+        return None
 
     def touch(self, keys: Sequence[ContentKey]) -> None:
         pass  # who goes first is the remote's business
@@ -188,7 +229,10 @@ class RemoteStore:
         for key in keys:
             if self._verdicts.get(key):
                 self._verdicts.set_absent(key)
-                self._forgotten.put(key)
+                if key in self._holds:
+                    self._doomed.add(key)
+                else:
+                    self._forgotten.put(key)
 
     def clear(self) -> int:
         """Drops the pages that this process knows of. What others stored, and it never asked about, stays."""
@@ -197,6 +241,9 @@ class RemoteStore:
         return len(known)
 
     def tick(self) -> None:
+        if self._has_answered:
+            self._has_answered = False
+            self._reading.succeeded()
         self._verdicts.tick()
 
     def blame(self, reason: str) -> None:
@@ -256,6 +303,27 @@ class RemoteStore:
         found = [self._unwrap(*each) for each in zip(slots, answers, into, strict=True)]
         self._loaded.seconds += self._clock() - begin
         return found
+
+    def read_parts(self, indices: np.ndarray, start: int, into: np.ndarray) -> list[TierError | None]:
+        if reason := self.why_not_in_place():
+            return [TierError(f"packed: {reason}")] * len(indices)
+        begin, size = self._clock(), into.shape[1]
+        names = self._sign(self.held(indices))
+
+        def ask(some: list[int], timeout: float) -> list[bytes | TierError]:
+            return self._objects.get_ranges([names[at] for at in some], HEADER_BYTES + start, size, timeout)
+
+        errors: list[TierError | None] = []
+        for answer, row in zip(self._retry.run(ask, len(names), self._left(begin)), into, strict=True):
+            if isinstance(answer, TierError):
+                errors.append(answer)
+            elif len(answer) != size:
+                errors.append(WrongContent("an object is shorter than a page"))
+            else:
+                row[:] = np.frombuffer(answer, np.uint8)
+                errors.append(None)
+        self._has_answered |= None in errors
+        return errors
 
     def write(self, slots: Sequence[Slot], pages: Sequence[np.ndarray]) -> list[TierError | None]:
         begin = self._clock()
@@ -318,16 +386,17 @@ class RemoteStore:
     def usage(self) -> TierUsage:
         """Blocks: the pages known to be there, and room for transfers. ``capacity_bytes`` is 0: not ours to say."""
         moving = len(self._storing) + self._loading.total()
-        known = self._verdicts.num_there
+        known, used = self._verdicts.num_there, len(self._holds)
+        cached = known - sum(self._verdicts.get(key) is True for key in self._holds)
         free = 2 * self._max_moving - moving
         return TierUsage(
             kind=self.kind,
             capacity_bytes=0,
             used_bytes=known * self.page_bytes,
-            blocks=known + free + moving,
+            blocks=cached + used + free + moving,
             free=free,
-            used=0,
-            cached=known,
+            used=used,
+            cached=cached,
             moving=moving,
         )
 
@@ -353,6 +422,8 @@ class RemoteStore:
         self._verdicts.check()
         if len(self._storing) > self._max_moving or self._loading.total() > self._max_moving:
             raise InvariantError("more pages move to or from a remote tier than may")
+        if any(count < 1 for count in self._holds.values()) or self._holds.keys() != self._held_slot.keys():
+            raise InvariantError("a remote tier counts other holds than it has")
 
     def close(self) -> None:
         self._delete_forgotten()
