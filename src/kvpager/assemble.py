@@ -1,5 +1,6 @@
 """``open_cache``: the only place that picks concrete classes and puts them together."""
 
+import secrets
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -33,6 +34,7 @@ from kvpager.tiers.mover import Mover, ThreadMover
 from kvpager.tiers.quantized_pages import QuantizedPages
 from kvpager.tiers.remote.open import open_remote
 from kvpager.tiers.row_access import RowAccess, Rows
+from kvpager.tiers.staging import Window
 from kvpager.tiers.tier import LowerTier
 from kvpager.types import Clock
 
@@ -163,8 +165,11 @@ def put_below(
     max_moving_bytes: int,
     load_deadline: float | None,
     codec: PageCodec | None = None,
+    *,
+    nonce: bytes | None = None,
+    window: Window | None = None,
 ) -> None:
-    """Ties opened tiers to the cache above them."""
+    """Ties opened tiers to the cache above them. ``nonce``: see cache/page_copies.py; by default it is random."""
     lower: LowerPages
 
     def taken(blocks: np.ndarray) -> None:
@@ -184,6 +189,16 @@ def put_below(
     )
     cache.lower = lower = LowerPages(cache, migration)
     cache._reclaimer.below = lower
+    cache.paging.use_tiers(secrets.token_bytes(16) if nonce is None else nonce, window, _why_not_in_place(cache, codec))
+
+
+def _why_not_in_place(cache: PagedCache, codec: PageCodec | None) -> str:
+    """Why pages can't be read while they lie in the tiers, as far as the whole cache goes."""
+    if cache.layout.is_quantized:
+        return f"the KV dtype is {cache.layout.dtype}, whose scales lie apart; open the cache with a float dtype"
+    if codec is not None:
+        return f"the tiers keep pages as {codec.name}; open the cache without tier_dtype"
+    return ""
 
 
 def _lanes(stores: list[LowerTier]) -> dict[str, int]:

@@ -1,9 +1,9 @@
 """What attention keeps of a sequence besides its pages, and how it takes part in a step.
 
-    plan.run(layer)   K and V of the new tokens are written
-                      state.attend(...)     attends its own way, or leaves it to exact attention
-                      state.attended(...)   after exact attention: measures which pages mattered
-    step closed       the cache asks state.pages_to_give_back(...)
+plan.run(layer)   K and V of the new tokens are written
+                  state.attend(...)     attends its own way, or leaves it to exact attention
+                  state.attended(...)   after exact attention: measures which pages mattered
+step closed       the cache asks state.pages_to_give_back(...)
 """
 
 from typing import Protocol

@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from kvpager.cache.check_away import check_away
 from kvpager.cache.prefix_match import page_labels
 from kvpager.cache.sequence import Sequence
 from kvpager.errors import InvariantError
@@ -23,6 +24,7 @@ def check_cache(cache: "PagedCache") -> None:
     for seq in cache.sequences.values():
         _check_sequence(cache, seq)
     _check_sharing(cache)
+    check_away(cache)
     cache.retention.check()
 
 
@@ -38,6 +40,7 @@ def _check_counts(cache: "PagedCache") -> None:
             held.update(blocks.tolist())
     if cache.lower is not None:
         held.update(cache.lower.held_blocks())
+        held.update(cache.paging.held_blocks())
         cache.lower.migration.check()
     for name, counted, kept in (("refcount", mapped, cache.pool.refcount), ("pins", held, cache.pool.pins)):
         expected = np.zeros(cache.pool.num_blocks, np.int32)
@@ -57,7 +60,7 @@ def _check_published(cache: "PagedCache") -> None:
         parent = cache.index.parent(node)
         if cache.index.group_of_block(block) in full_groups and cache.index.parent(parent) != -1:
             for group in full_groups:
-                if cache.index.block(parent, group) is None:
+                if cache.index.block(parent, group) is None and not cache.paging.has_made_gaps:
                     raise InvariantError(f"I16: the page before block {block} is gone, so it can't be reached")
 
 
@@ -68,9 +71,10 @@ def _check_sequence(cache: "PagedCache", seq: Sequence) -> None:
         raise InvariantError(f"sequence {row}: {rows.committed[row]} tokens committed, {reserved} reserved")
     for group, table in enumerate(seq.tables):
         first, pages = int(rows.first_page[group, row]), cache.layout.num_pages(reserved)
-        if len(table) != pages or len(table.mapped_blocks()) != pages - min(first, pages):
+        away = 0 if seq.away is None else seq.away[group].num_out + seq.away[group].num_gone
+        if len(table) != pages or len(table.mapped_blocks()) + away != pages - min(first, pages):
             raise InvariantError(f"I7: sequence {row} of {reserved} tokens has {len(table.mapped_blocks())} pages")
-        if reserved % page_size and rows.tail[group, row] != table.snapshot()[pages - 1]:
+        if reserved % page_size and rows.tail[group, row] != max(0, table.snapshot()[pages - 1]):
             raise InvariantError(f"sequence {row}: the last block is not the one noted")
     if seq._node is not None:
         _check_place_in_index(cache, seq)

@@ -15,6 +15,18 @@ class FaultCount:
     seconds: float
 
 
+@dataclass(slots=True)
+class SequenceFaults:
+    """What reading its non-resident pages took of one sequence: pages read, bytes, and seconds that steps waited.
+
+    A page counts once for each step that read it.
+    """
+
+    pages: int = 0
+    bytes: int = 0
+    seconds: float = 0.0
+
+
 class FaultLog:
     """One counter per FaultKind; counters never go down."""
 

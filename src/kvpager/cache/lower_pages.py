@@ -122,7 +122,7 @@ class LowerPages:
         page_size = self._cache.layout.page_size
         labels = page_labels(tokens, scope, 0, max(0, limit) // page_size, page_size)
         root_key = self._cache._root_key(scope)
-        walk = _Walk(self._cache, self.migration, root_key, labels)
+        walk = Walk(self._cache, self.migration, root_key, labels)
         depth = walk.usable_depth()
         missing = tuple(walk.missing(depth))
         unknown = self.migration.unknown(walk.unknown_keys(depth)) if self.migration.must_ask else None
@@ -138,6 +138,17 @@ class LowerPages:
             return None
         tier, keys = match.unknown
         return self.migration.probe(tier, list(keys))
+
+    def look(self, tokens: "array[int]", scope: Scope, limit: int) -> LowerMatch | None:
+        """``find``, once the tier has answered that has to be asked; waits for it."""
+        stop_at = self.migration.now() + _LONGEST_WAIT
+        match = self.find(tokens, scope, limit)
+        probe = None if match is None else self.probe(match)
+        if probe is None:
+            return match
+        while not probe.is_done and self.migration.now() < stop_at:
+            self.wait(_PATIENCE)
+        return self.find(tokens, scope, limit)
 
     # -- up -----------------------------------------------------------------------------------------------------
 
@@ -174,12 +185,7 @@ class LowerPages:
     def bring_up(self, tokens: "array[int]", scope: Scope, limit: int) -> Promotion | None:
         """Finds, asks, promotes and waits for it all: for callers that have nothing else to do meanwhile."""
         stop_at = self.migration.now() + _LONGEST_WAIT
-        match = self.find(tokens, scope, limit)
-        probe = None if match is None else self.probe(match)
-        if probe is not None:
-            while not probe.is_done and self.migration.now() < stop_at:
-                self.wait(_PATIENCE)
-            match = self.find(tokens, scope, limit)
+        match = self.look(tokens, scope, limit)
         promotion = None if match is None else self.promote(match)
         while promotion is not None and not promotion.is_over and self.migration.now() < stop_at:
             self.wait(_PATIENCE)
@@ -331,7 +337,7 @@ class LowerPages:
         return sorted(blocks, key=lambda block: depths[index.node_of_block(block)])
 
 
-class _Walk:
+class Walk:
     """Where the pages of a prompt are, layer group by layer group. Looks at no more pages than the answer needs: those
     of full-attention groups as far as they reach, and then what the windows see at the end of that.
     """
@@ -348,6 +354,10 @@ class _Walk:
         last = cache.index.key(self._chain[-1]) if self._chain else root_key
         self._root_key = root_key
         self._keys = [last]  # of the last page of the chain, and of those behind it
+
+    @property
+    def num_groups(self) -> int:
+        return len(self._windows)
 
     def usable_depth(self) -> int:
         """The largest number of pages behind which every group has, or can get, what a query sees."""
@@ -373,12 +383,13 @@ class _Walk:
             page
             for group, window in enumerate(self._windows)
             if window is not None
-            for page in range(self._first(depth, group), depth)
+            for page in range(self.first(depth, group), depth)
             if self._place(page, group) is _NOWHERE
         ]
         return min(gaps, default=None)
 
-    def _first(self, depth: int, group: int) -> int:
+    def first(self, depth: int, group: int) -> int:
+        """The first page of ``group`` that is needed behind ``depth`` pages."""
         first = first_visible_page(depth * self._page_size, self._windows[group], self._page_size)
         return min(first, max(depth - 1, 0))
 
@@ -389,7 +400,15 @@ class _Walk:
         return _NOWHERE if tier is None else tier.kind
 
     def _is_resident(self, page: int, group: int) -> bool:
-        return page < len(self._chain) and self._blocks[group][page] is not None
+        return self.block(page, group) is not None
+
+    def block(self, page: int, group: int) -> int | None:
+        """The device's own block of a page."""
+        return self._blocks[group][page] if page < len(self._chain) else None
+
+    def node(self, page: int) -> NodeId | None:
+        """Where a page has its place in the prefix index."""
+        return self._chain[page] if page < len(self._chain) else None
 
     def _key(self, page: int) -> ContentKey:
         """Of a page of the prompt; of page -1, the root's."""
@@ -406,12 +425,11 @@ class _Walk:
         wanted = [
             (page, group)
             for group in range(len(self._windows))
-            for page in range(self._first(depth, group), depth)
+            for page in range(self.first(depth, group), depth)
             if not self._is_resident(page, group)
         ]
         return [
-            MissingPage(page, group, self._page(page, group), self._place(page, group))
-            for page, group in sorted(wanted)
+            MissingPage(page, group, self.page(page, group), self._place(page, group)) for page, group in sorted(wanted)
         ]
 
     def unknown_keys(self, depth: int) -> list[ContentKey]:
@@ -422,5 +440,6 @@ class _Walk:
             for group in range(len(self._windows))
         ]
 
-    def _page(self, page: int, group: int) -> Page:
+    def page(self, page: int, group: int) -> Page:
+        """What the tiers call it."""
         return Page(block_key(self._key(page), group), block_key(self._key(page - 1), group), group)

@@ -11,10 +11,12 @@ from operator import attrgetter
 
 import numpy as np
 
+from kvpager.cache.adopting import adopt_where_they_lie
 from kvpager.cache.check import check_cache
 from kvpager.cache.evictable import Evictable
 from kvpager.cache.fault import FaultLog
 from kvpager.cache.lower_pages import LowerPages
+from kvpager.cache.paging import MIN_LIMIT, Paging
 from kvpager.cache.prefix_match import PrefixMatch, PrefixMatcher, first_visible_page, page_labels
 from kvpager.cache.publishing import publish
 from kvpager.cache.reclaim import Reclaimer
@@ -89,6 +91,7 @@ class PagedCache:
         self._is_closed = False
         self.epoch = 0  # of the index: how often everything in it was forgotten
         self.lower: LowerPages | None = None  # the tiers below the device, where there are any
+        self.paging = Paging(self)
         self.retention: Retainer  # set by whoever opens the cache, as it needs a clock
         self.sessions: SessionFiles | None = None  # where named sessions are kept, if a tier outlives the process
 
@@ -167,6 +170,8 @@ class PagedCache:
         publish_until: int | None = None,
         came_up: Mapping[int, TierKind] | None = None,
         retain: Iterable[Retention] = (),
+        resident_limit: int | None = None,
+        non_resident: bool = False,
     ) -> Sequence:
         """A new sequence. With token ids, pages whose content is known are mapped at once (``prefix_tokens``).
 
@@ -176,20 +181,34 @@ class PagedCache:
         ``max_prefix``: reuse at most so many tokens. ``publish_until``: publish only pages that end at or before this
         position (None: all). ``retain``: see cache/retention.py; ``seq.retained`` answers. Without token ids the
         sequence is written by hand and shares nothing by content.
+        ``resident_limit``: see Sequence. ``non_resident``: pages that only a lower tier has, or that exceed that limit,
+        are mapped where they lie instead; nothing comes up. Raises ConfigError where that is not possible.
         """
         ids = None if tokens is None else token_array(tokens)
         if ids is not None and len(ids) == 0:
             raise ConfigError("the prompt has no tokens; give at least one, or None to write by hand")
         limit = 0 if ids is None else len(ids) - 1 if max_prefix is None else min(len(ids) - 1, max_prefix)
+        if non_resident or resident_limit is not None:
+            self.paging.check_limit(MIN_LIMIT if resident_limit is None else resident_limit, ids)
         if ids is not None and self._prefix_cache and self.lower is not None and came_up is None:
-            promotion = self.lower.bring_up(ids, scope, limit)  # before anything is taken: a wait can be interrupted
-            came_up = None if promotion is None else promotion.page_tier
+            # Before anything is taken: a wait can be interrupted.
+            if non_resident:
+                self.lower.look(ids, scope, limit)
+            elif (promotion := self.lower.bring_up(ids, scope, limit)) is not None:
+                came_up = promotion.page_tier
         row = self.rows.take()
         seq = Sequence(self, row, ids, scope)
         seq.tables = tuple(PageTable(self.layout.page_size) for _ in self.layout.groups)
         self.sequences[row] = seq
+        if resident_limit is not None:
+            seq.resident_limit = resident_limit
         if ids is not None and self._prefix_cache:
-            self._adopt(seq, self._match(ids, scope, limit), came_up or {})
+            if non_resident:
+                adopt_where_they_lie(self, seq, limit)
+            else:
+                self._adopt(seq, self._match(ids, scope, limit), came_up or {})
+            for tier, tokens_there in seq.prefix_by_tier.items():
+                self._hits_by_tier[tier] += tokens_there
             seq._root = self.index.enter_root(self._root_key(scope))
             if seq._node is None:
                 seq._node = seq._root
@@ -242,8 +261,6 @@ class PagedCache:
         for tier in came_up.values():
             seq.prefix_by_tier[tier] = seq.prefix_by_tier.get(tier, 0) + self.layout.page_size
         seq.prefix_by_tier[TierKind.DEVICE] = match.num_tokens - len(came_up) * self.layout.page_size
-        for tier, tokens in seq.prefix_by_tier.items():
-            self._hits_by_tier[tier] += tokens
         if match.nodes:
             seq._node = match.nodes[-1]
         if self.lower is not None and self.lower.writes_what_is_used_again:
@@ -258,6 +275,7 @@ class PagedCache:
         twin.tables = tuple(table.copy() for table in seq.tables)
         twin.prefix_tokens, twin.prompt_tokens = seq.prefix_tokens, seq.prompt_tokens
         twin.matched_tokens = seq.matched_tokens
+        self.paging.forked(seq, twin)
         twin.priority, twin.tenant = seq.priority, seq.tenant
         twin._node = seq._node
         if seq._root is not None:
@@ -276,7 +294,8 @@ class PagedCache:
         if len(set(sequences)) < len(sequences):
             raise ConfigError("a sequence is named twice; free it once")
         for seq in sequences:
-            for table in seq.tables:
+            for group, table in enumerate(seq.tables):
+                self.paging.unmapped(seq, group, 0, len(table))
                 self._give_back(seq, table.mapped_blocks()[::-1])
             self._forget(seq)
         self.retention.let_go(sequences)
@@ -285,7 +304,7 @@ class PagedCache:
         if seq._root is not None:
             self.index.leave_root(seq._root)
         seq.is_freed = True
-        seq.tables = ()
+        seq.tables, seq.away = (), None
         del self.sequences[seq.row]
         self.rows.is_alive[seq.row] = False
         if self.rows.open_steps[seq.row] == 0:
@@ -317,6 +336,7 @@ class PagedCache:
                     f"can't truncate to {length}: pages that a token there needs lie before the window and were given "
                     f"back; open the cache with a larger rewind (it is {self._rewind} tokens)"
                 )
+        self.paging.check_cut(seq, length)
         self._cut(seq, length)
         self.retention.cut(seq)
         if seq.tokens is not None:
@@ -326,9 +346,11 @@ class PagedCache:
         row, page_size = seq.row, self.layout.page_size
         pages = self.layout.num_pages(length)
         for group, table in enumerate(seq.tables):
+            self.paging.unmapped(seq, group, pages, len(table))
             self._give_back(seq, table.unmap(pages, len(table))[::-1])
-            self.rows.tail[group, row] = table.snapshot()[pages - 1] if pages and len(table) == pages else 0
-        while self.rows.published[row] > length // page_size:
+            self.rows.tail[group, row] = max(0, table.snapshot()[pages - 1]) if pages and len(table) == pages else 0
+        self.paging.cut(seq, length)
+        while (published := int(self.rows.published[row])) > length // page_size or not self._can_stand(seq, published):
             assert seq._node is not None
             seq._node = self.index.parent(seq._node)
             self.rows.published[row] -= 1
@@ -337,6 +359,10 @@ class PagedCache:
         self.rows.committed[row] = min(self.rows.committed[row], length)
         self.rows.reserved[row] = length
         seq.prefix_tokens = min(seq.prefix_tokens, length)
+
+    def _can_stand(self, seq: Sequence, pages: int) -> bool:
+        """Whether the node behind ``pages`` pages stays as long as ``seq`` maps them: one of its blocks is mapped."""
+        return pages == 0 or seq.away is None or any(table.snapshot()[pages - 1] >= 0 for table in seq.tables)
 
     # -- steps --------------------------------------------------------------------------------------------------
 
@@ -352,6 +378,9 @@ class PagedCache:
         """``step`` for two parallel lists. REQUIRES: the sequences are distinct."""
         rows = np.fromiter(map(_row_of, sequences), np.int64, len(sequences))
         self._check_step(sequences, rows, counts)
+        is_special = bool(self.rows.is_special[rows].any())
+        if is_special:
+            self.paging.make_room(sequences, counts.tolist())
         page_size, num_groups = self.layout.page_size, self.layout.num_groups
         starts = self.rows.reserved[rows]
         stops = starts + counts
@@ -366,6 +395,8 @@ class PagedCache:
         self.rows.open_steps[rows] += 1
         tables = tuple(tuple(seq.tables[g].snapshot() for seq in sequences) for g in range(num_groups))
         batch = StepBatch(self.layout, rows, starts, counts, tables, self.rows.tail[:, rows])
+        if is_special:
+            batch = self.paging.described(batch, sequences)
         step = Step(tuple(sequences), batch, self._close_step)
         self._open_steps.append(step)
         return step
@@ -491,6 +522,7 @@ class PagedCache:
             self._settle_all_that_can()
         if self.lower is not None:
             self.lower.collect()
+            self.paging.settle()
         self.retention.tick()
         self._reclaimer.run_background()
 
@@ -517,14 +549,18 @@ class PagedCache:
             self._take_back(step, alive & ~counts)
         for blocks in step.held:
             self.evictable.settled(self.pool.unpin(blocks).cached)
+        self.paging.ended(step, counts)
 
     def _commit(self, step: Step, counts: np.ndarray) -> None:
         """``counts`` says which sequences of the step go on."""
         rows, stops = step.batch.rows, step.batch.stops
         self.rows.committed[rows[counts]] = stops[counts]
         self._computed_tokens += int(step.batch.query_lengths[counts].sum())
+        self.paging.computed(step, counts)
         full = np.minimum(stops // self.layout.page_size, self.rows.publish_until[rows])
         growing = np.flatnonzero(counts & (full > self.rows.published[rows]))
+        if len(growing) and self.rows.is_special[rows].any():
+            growing = growing[[self._can_stand(step.sequences[at], int(full[at])) for at in growing.tolist()]]
         if len(growing):
             publish(self, [step.sequences[at] for at in growing.tolist()], full[growing].tolist())
         for group, window in enumerate(self._windows):
@@ -562,6 +598,7 @@ class PagedCache:
             table = seq.tables[group]
             if self.rows.open_steps[seq.row]:
                 table.detach()
+            self.paging.unmapped(seq, group, int(first[at]), int(needed[at]))
             self._give_back(seq, table.unmap(int(first[at]), int(needed[at])))
             self.rows.first_page[group, seq.row] = needed[at]
 
@@ -609,6 +646,7 @@ class PagedCache:
         """Time has passed while no step ran: what has run out goes. Returns how many blocks became free."""
         if self.lower is not None:
             self.lower.collect()
+            self.paging.settle()
         return self.retention.tick()
 
     # -- named sessions -----------------------------------------------------------------------------------------

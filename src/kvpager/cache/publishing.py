@@ -28,11 +28,16 @@ def publish(cache: "PagedCache", sequences: List[Sequence], pages: List[int]) ->
             node = index.open_child(node, label)
             for group, snapshot in enumerate(snapshots):
                 block = int(snapshot[page])
+                if block < 0:
+                    if block != UNMAPPED:  # it lies below the device: where it belongs when it comes back
+                        assert seq.away is not None
+                        seq.away[group].copies[page].node = node
+                    continue
                 known = index.block(node, group)
-                if known is None and block != UNMAPPED:
+                if known is None:
                     index.attach(node, group, block)
                     fresh.append(block)
-                elif known is not None and known != block and block != UNMAPPED:
+                elif known != block:
                     _share_instead(cache, seq, group, page, block, known)
         seq._node = node
         rows.published[seq.row] = stop

@@ -195,13 +195,12 @@ class Reclaimer:
             return 0
         self._pool.arena.fill(ids[self._pool.is_cached(ids)], 0)
         self._evictable.left(ids)
-        parents = []
-        for block in gone:
-            parents.append(index.parent(index.node_of_block(block)))
-            index.detach(block)
+        nodes = [index.node_of_block(block) for block in gone]
+        left = [index.detach(block) for block in gone]
         freed = self._pool.unpublish(ids)
-        for parent in parents:
-            self._evictable.lost_child(parent)
+        for node, stayed in zip(nodes, left, strict=True):
+            if stayed != node:
+                self._evictable.lost_child(stayed)
         return len(freed)
 
     def _evict(self, blocks: Iterable[int]) -> int:
@@ -213,11 +212,11 @@ class Reclaimer:
                 if self.below is not None:
                     self.below.dropping(together)
                 self._evictable.left(np.array(together))
-                parent = self._index.parent(self._index.node_of_block(block))
-                for each in together:
-                    self._index.detach(each)
+                node = self._index.node_of_block(block)
+                left = [self._index.detach(each) for each in together][-1]
                 gone += together
-                self._evictable.lost_child(parent)
+                if left != node:
+                    self._evictable.lost_child(left)
         finally:
             freed = self._pool.unpublish(np.array(gone, np.int32))
         return len(freed)

@@ -14,7 +14,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from kvpager.cache.attention_state import AttentionState
+from kvpager.cache.away import AwayPages
 from kvpager.cache.by_hand import read_rows, write_rows
+from kvpager.cache.fault import SequenceFaults
 from kvpager.errors import ConfigError
 from kvpager.eviction.policy import DEFAULT_PRIORITY, StopReason, Use
 from kvpager.memory.page_table import Location, PageTable
@@ -48,11 +50,16 @@ class Sequence:
     """Made by ``cache.sequence()``; not thread-safe, like the cache it belongs to."""
 
     __slots__ = (
+        "_attention",
         "_cache",
         "_node",
+        "_resident_limit",
         "_root",
-        "attention",
+        "away",
+        "exact_until",
+        "faults",
         "is_freed",
+        "is_lost",
         "matched_tokens",
         "prefix_by_tier",
         "prefix_tokens",
@@ -84,7 +91,12 @@ class Sequence:
         self.tenant = scope.salt
         self.wishes: tuple[Retention, ...] = ()  # what it was asked to retain
         self.retained: tuple[Retained, ...] = ()  # and the answers
-        self.attention: AttentionState | None = None  # set by whoever attends in another way than plainly
+        self.away: tuple[AwayPages, ...] | None = None  # by layer group: pages below the device, or gone for good
+        self.exact_until: int | None = None  # K and V from this position on are approximate; None: none are
+        self.is_lost = False  # pages can't be read any more: it can only be freed
+        self.faults = SequenceFaults()
+        self._attention: AttentionState | None = None
+        self._resident_limit: int | None = None
         self._node: NodeId | None = None  # the node of the last published page, or the scope's root
         self._root: NodeId | None = None
 
@@ -92,6 +104,34 @@ class Sequence:
     def length(self) -> int:
         """Tokens whose K and V are written."""
         return int(self._cache.rows.committed[self.row]) if not self.is_freed else 0
+
+    @property
+    def resident_limit(self) -> int | None:
+        """Pages of each layer group that stay on the device at most, those of a step included; None: all of them.
+
+        Raises ConfigError, when it is set, where pages can't be used below the device.
+        """
+        return self._resident_limit
+
+    @resident_limit.setter
+    def resident_limit(self, limit: int | None) -> None:
+        self._cache.check_usable(self)
+        if limit is not None:
+            self._cache.paging.check_limit(limit, self.tokens)
+            self._cache.rows.is_special[self.row] = True
+        self._resident_limit = limit
+
+    @property
+    def attention(self) -> AttentionState | None:
+        """Set by whoever attends in another way than plainly."""
+        return self._attention
+
+    @attention.setter
+    def attention(self, state: AttentionState | None) -> None:
+        self._cache.check_usable(self)
+        self._attention = state
+        if state is not None:
+            self._cache.rows.is_special[self.row] = True
 
     @property
     def num_tokens(self) -> int:

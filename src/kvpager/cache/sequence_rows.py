@@ -9,6 +9,7 @@ A sequence owns one row while it lives, and until the last step that saw it has 
     first_page  [group] pages before this one were given back because the window moved past them
     open_steps  steps that see the sequence and have not ended
     is_alive    false once freed
+    is_special  has a resident limit, pages away from the device, or an attention of its own
 """
 
 import numpy as np
@@ -22,6 +23,7 @@ class SequenceRows:
         self.publish_until = np.zeros(capacity, np.int64)  # pages; 0 where nothing is to be published
         self.open_steps = np.zeros(capacity, np.int32)
         self.is_alive = np.zeros(capacity, np.bool_)
+        self.is_special = np.zeros(capacity, np.bool_)
         self.tail = np.zeros((num_groups, capacity), np.int32)
         self.first_page = np.zeros((num_groups, capacity), np.int64)
         self._free = list(range(capacity - 1, -1, -1))
@@ -35,6 +37,7 @@ class SequenceRows:
             column[row] = 0
         self.first_page[:, row] = 0
         self.is_alive[row] = True
+        self.is_special[row] = False
         return row
 
     def give_back(self, row: int) -> None:
@@ -43,14 +46,14 @@ class SequenceRows:
 
     def copy(self, source: int, target: int) -> None:
         """Everything but the open steps."""
-        for column in (self.committed, self.reserved, self.published, self.publish_until):
+        for column in (self.committed, self.reserved, self.published, self.publish_until, self.is_special):
             column[target] = column[source]
         self.tail[:, target] = self.tail[:, source]
         self.first_page[:, target] = self.first_page[:, source]
 
     def _grow(self) -> None:
         old = len(self.committed)
-        for name in ("committed", "reserved", "published", "publish_until", "open_steps", "is_alive"):
+        for name in ("committed", "reserved", "published", "publish_until", "open_steps", "is_alive", "is_special"):
             column = getattr(self, name)
             setattr(self, name, np.concatenate([column, np.zeros_like(column)]))
         for name in ("tail", "first_page"):

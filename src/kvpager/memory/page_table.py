@@ -1,11 +1,11 @@
 """Where each page of one sequence lies. Two small arrays; knows no pool, no tokens and no policy.
 
     page        0        1        2        3
-    block    [  17   |  NONE   |   4    |   9   ]    int32, block (or slot of a lower tier)
+    entry    [  17   |   -1    |   4    |  -11  ]    int32: a block; UNMAPPED; or -2 - slot of a lower tier (here 9)
     tier     [DEVICE |  NONE   | DEVICE |  HOST ]    uint8, TierKind
 
-5 bytes a page: 1,048,576 tokens in 16-token pages are 65,536 pages, 320 KiB. Pages never mapped, and pages given back
-because a window moved past them, are NONE.
+So whoever looks for blocks takes what is not negative. 5 bytes a page: 1,048,576 tokens in 16-token pages are 65,536
+pages, 320 KiB. Pages never mapped, and pages given back because a window moved past them, are NONE.
 
 A *snapshot* is the block array as it stands; an open step reads its first pages. Mapping pages behind it changes
 nothing the step reads, so a snapshot costs O(1). Whoever must change an entry a step may read calls ``detach`` first,
@@ -22,9 +22,15 @@ from kvpager.types import TierKind
 UNMAPPED = -1  # in the block array only; questions answer with Location(tier=NONE)
 
 
+def entry_of_slot(slots: np.ndarray) -> np.ndarray:
+    """int32: what the table says of pages that lie in these slots of a lower tier. Its own inverse."""
+    return (-2 - slots).astype(np.int32)
+
+
 @dataclass(frozen=True, slots=True)
 class Location:
-    """``block`` of ``tier`` and the ``offset`` inside it: a slot for token positions, bytes for addresses."""
+    """``block`` of ``tier``, a slot where that is a lower one, and the ``offset`` inside it: a slot of the block for
+    token positions, bytes for addresses."""
 
     tier: TierKind
     block: int
@@ -55,7 +61,7 @@ class PageTable:
         return self._blocks.nbytes + self._tiers.nbytes
 
     def snapshot(self) -> np.ndarray:
-        """The block array, int32, at least len(self) long; entries may be UNMAPPED."""
+        """The entries, int32, at least len(self) long; those below 0 name no block."""
         return self._blocks
 
     def detach(self) -> None:
@@ -63,14 +69,27 @@ class PageTable:
         self._blocks = self._blocks.copy()
 
     def map(self, page: int, blocks: np.ndarray, tier: TierKind = TierKind.DEVICE) -> None:
-        """Maps pages ``page .. page+len(blocks)-1``, which must be unmapped."""
+        """Maps pages ``page .. page+len(blocks)-1``, which must be unmapped, to blocks or slots of ``tier``."""
         stop = page + len(blocks)
         if stop > len(self._blocks):
             self._grow(stop)
         if self._num_pages > page and (self._blocks[page : min(stop, self._num_pages)] != UNMAPPED).any():
             raise InvariantError(f"a page in {page}..{stop - 1} is mapped already")
-        self._blocks[page:stop] = blocks
+        self._blocks[page:stop] = blocks if tier <= TierKind.DEVICE else entry_of_slot(blocks)
         self._tiers[page:stop] = tier
+        self._num_pages = max(self._num_pages, stop)
+
+    def map_pages(self, pages: np.ndarray, places: np.ndarray, tier: TierKind) -> None:
+        """Maps ``pages`` (ascending), which must be unmapped, to these blocks or slots of ``tier``."""
+        if len(pages) == 0:
+            return
+        stop = int(pages[-1]) + 1
+        if stop > len(self._blocks):
+            self._grow(stop)
+        if (self._blocks[pages[pages < self._num_pages]] != UNMAPPED).any():
+            raise InvariantError(f"a page in {pages[0]}..{stop - 1} is mapped already")
+        self._blocks[pages] = places if tier is TierKind.DEVICE else entry_of_slot(places)
+        self._tiers[pages] = tier
         self._num_pages = max(self._num_pages, stop)
 
     def map_one(self, page: int, block: int) -> None:
@@ -88,13 +107,35 @@ class PageTable:
         self._blocks[page] = block
         self._tiers[page] = TierKind.DEVICE
 
+    def move(self, pages: np.ndarray, places: np.ndarray, tier: TierKind) -> np.ndarray:
+        """Mapped ``pages`` lie in these blocks or slots of ``tier`` from now on. Returns their entries until now.
+
+        REQUIRES: no snapshot in use, or detached.
+        """
+        before = self._blocks[pages]
+        if len(pages) and (pages[-1] >= self._num_pages or (before == UNMAPPED).any()):
+            raise InvariantError("a page that is not mapped can't move to another tier")
+        self._blocks[pages] = places if tier is TierKind.DEVICE else entry_of_slot(places)
+        self._tiers[pages] = tier
+        return before
+
+    def unmap_pages(self, pages: np.ndarray) -> np.ndarray:
+        """Unmaps ``pages``, none of them the last one; returns the blocks of those that have one, in the order given.
+
+        REQUIRES: no snapshot in use, or detached.
+        """
+        entries = self._blocks[pages]
+        self._blocks[pages] = UNMAPPED
+        self._tiers[pages] = TierKind.NONE
+        return entries[entries >= 0]
+
     def unmap(self, start: int, stop: int) -> np.ndarray:
         """Unmaps pages ``start .. stop-1``, returns their blocks in page order, shortens a table they end."""
         stop = min(stop, self._num_pages)
         if start >= stop:
             return np.empty(0, np.int32)
         entries = self._blocks[start:stop]
-        blocks = entries[entries != UNMAPPED]
+        blocks = entries[entries >= 0]
         entries[:] = UNMAPPED
         self._tiers[start:stop] = TierKind.NONE
         if stop == self._num_pages:
@@ -102,9 +143,13 @@ class PageTable:
         return blocks
 
     def mapped_blocks(self) -> np.ndarray:
-        """The blocks of all mapped pages, in page order (a copy)."""
+        """The blocks of all pages that have one, in page order (a copy)."""
         entries = self._blocks[: self._num_pages]
-        return entries[entries != UNMAPPED]
+        return entries[entries >= 0]
+
+    def tiers(self) -> np.ndarray:
+        """uint8 [len(self)]: the tier of each page, NONE where it is not mapped. A view."""
+        return self._tiers[: self._num_pages]
 
     def copy(self) -> "PageTable":
         twin = PageTable(self.page_size, 0)
@@ -115,7 +160,7 @@ class PageTable:
     def renumber(self, new_ids: np.ndarray) -> None:
         """Replaces every mapped device block b by ``new_ids[b]`` (the pool moved blocks)."""
         entries = self._blocks[: self._num_pages]
-        mapped = entries != UNMAPPED
+        mapped = entries >= 0
         entries[mapped] = new_ids[entries[mapped]]
 
     def translate(self, position: int) -> Location:
@@ -134,7 +179,8 @@ class PageTable:
             raise InvariantError(f"position or address before the start of the sequence (page {page})")
         if page >= self._num_pages or self._blocks[page] == UNMAPPED:
             return Location(TierKind.NONE, 0, offset)
-        return Location(TierKind(int(self._tiers[page])), int(self._blocks[page]), offset)
+        entry = int(self._blocks[page])
+        return Location(TierKind(int(self._tiers[page])), entry if entry >= 0 else -2 - entry, offset)
 
     def _grow(self, pages: int) -> None:
         capacity = max(pages, 2 * len(self._blocks), 8)
@@ -147,10 +193,11 @@ class PageTable:
     def check(self, num_blocks: int) -> None:
         """Raises InvariantError unless every entry names a block of the pool and no block stands twice (I6)."""
         entries = self.mapped_blocks()
-        if len(entries) and (entries.min() < 0 or entries.max() >= num_blocks):
+        if len(entries) and entries.max() >= num_blocks:
             raise InvariantError("a page table names a block outside the pool")
         if len(np.unique(entries)) != len(entries):
             raise InvariantError("a block stands twice in one page table")
-        mapped = self._blocks[: self._num_pages] != UNMAPPED
-        if ((self._tiers[: self._num_pages] != TierKind.NONE) != mapped).any():
+        found, tiers = self._blocks[: self._num_pages], self._tiers[: self._num_pages]
+        wrong = (tiers == TierKind.NONE) != (found == UNMAPPED)
+        if (wrong | ((tiers == TierKind.DEVICE) != (found >= 0))).any():
             raise InvariantError("block and tier of a page disagree")

@@ -189,13 +189,16 @@ class PrefixIndex:
         self._group_of_block[block] = group
         self.num_entries += 1
 
-    def detach(self, block: int) -> None:
-        """Forgets what ``block`` holds; the node stays as long as it has children or blocks in other groups."""
+    def detach(self, block: int) -> NodeId:
+        """Forgets what ``block`` holds; the node stays as long as it has children or blocks in other groups.
+
+        Returns the node, or where it went the nearest one above it that stayed.
+        """
         node = self.node_of_block(block)
         self._blocks[self._group_of_block[block]][node] = _NONE
         self._node_of_block[block] = _NONE
         self.num_entries -= 1
-        self.prune(node)
+        return self.prune(node)
 
     def blocks_of(self, node: NodeId) -> list[int]:
         """The blocks of a node in all groups."""
@@ -227,17 +230,21 @@ class PrefixIndex:
             is_under.update(dict.fromkeys(path, is_under[at]))
         return {node for node, under in is_under.items() if under}
 
-    def prune(self, node: NodeId) -> None:
-        """Removes ``node`` and then its parents, as long as nothing hangs on them and nobody uses them."""
+    def prune(self, node: NodeId) -> NodeId:
+        """Removes ``node`` and then its parents, as long as nothing hangs on them and nobody uses them.
+
+        Returns the first that stays; a root also where it goes.
+        """
         at = int(node)
         while self._num_children[at] == 0 and not self.blocks_of(NodeId(at)):
             parent = self._parent[at]
             if parent == _NONE:
                 if self._root_users[at] == 0:
                     self._remove_root(at)
-                return
+                return NodeId(at)
             self._unlink(at, parent)
             at = parent
+        return NodeId(at)
 
     def all_blocks(self) -> np.ndarray:
         """Every published block."""

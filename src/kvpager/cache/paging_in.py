@@ -1,0 +1,127 @@
+"""Non-resident pages on their way back to blocks. A load may take as long as it likes: its sequence goes on meanwhile,
+reads the pages where they lie, and maps them between two steps once they are there.
+"""
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from kvpager.cache.arriving import let_go, take_held
+from kvpager.cache.page_copies import PageCopies, PageCopy
+from kvpager.cache.sequence import Sequence
+from kvpager.errors import PagesLost, TierError
+from kvpager.tiers.load import Load
+from kvpager.types import FaultKind, TierKind
+
+if TYPE_CHECKING:
+    from kvpager.cache.lower_pages import LowerPages
+    from kvpager.cache.paged_cache import PagedCache
+
+_PATIENCE = 0.05  # seconds between two looks at the clock
+_LONGEST_WAIT = 60.0  # seconds
+
+
+@dataclass(slots=True)
+class _Arrival:
+    """``blocks`` are held until the load is over; ``copies``: what was read."""
+
+    seq: Sequence
+    group: int
+    pages: list[int]
+    copies: list[PageCopy]
+    blocks: np.ndarray
+    load: Load
+
+
+class Arrivals:
+    def __init__(self, cache: "PagedCache", lower: "LowerPages", copies: PageCopies) -> None:
+        self._cache = cache
+        self._lower = lower
+        self._copies = copies
+        self._open: list[_Arrival] = []
+
+    def begin(self, seq: Sequence, group: int, pages: np.ndarray) -> None:
+        """Those of ``pages`` that lie below and are not coming yet begin to come. Raises OutOfBlocks."""
+        away = None if seq.away is None else seq.away[group]
+        if away is None:
+            return
+        coming = {page for each in self._open if each.seq is seq and each.group == group for page in each.pages}
+        wanted = [page for page in pages.tolist() if away.lies_below(page) and page not in coming]
+        if not wanted:
+            return
+        copies = [away.copies[page] for page in wanted]
+        blocks = take_held(self._cache, len(wanted))
+        load = self._lower.migration.load([copy.page for copy in copies], blocks.tolist())
+        self._open.append(_Arrival(seq, group, wanted, copies, blocks, load))
+        self.settle()  # all of it may be gone
+
+    def wait(self, seq: Sequence) -> None:
+        """Until nothing is on its way to ``seq``. Raises PagesLost for pages that did not come."""
+        stop_at = self._lower.migration.now() + _LONGEST_WAIT
+        mine = [each for each in self._open if each.seq is seq]
+        while any(each in self._open for each in mine) and self._lower.migration.now() < stop_at:
+            self._lower.wait(_PATIENCE)
+            self.settle()
+        lost: dict[tuple[int, int], list[int]] = {}
+        cause = TierError("the pages did not come up in time")
+        for each in mine:
+            for page, error in zip(each.pages, each.load.errors, strict=True):
+                if error is not None or each in self._open:
+                    lost.setdefault((seq.row, each.group), []).append(page)
+                    cause = error or cause
+        if lost:
+            raise PagesLost(lost, cause)
+
+    def settle(self) -> None:
+        """Maps what has come, of sequences that no step reads."""
+        for arrival in tuple(self._open):
+            seq = arrival.seq
+            if arrival.load.is_done and (seq.is_freed or not self._cache.rows.open_steps[seq.row]):
+                self._open.remove(arrival)
+                self._land(arrival)
+
+    def _land(self, arrival: _Arrival) -> None:
+        seq, group, load = arrival.seq, arrival.group, arrival.load
+        away = None if seq.is_freed or seq.away is None else seq.away[group]
+        for page, copy, block, error in zip(
+            arrival.pages, arrival.copies, arrival.blocks.tolist(), load.errors, strict=True
+        ):
+            if error is None and away is not None and away.copies.get(page) is copy and away.lies_below(page):
+                self._map(seq, group, page, copy, block)
+        let_go(self._cache, arrival.blocks)
+        if load.ended is not None:
+            came = sum(error is None for error in load.errors)
+            self._cache._faults.add(FaultKind.MAJOR, came, load.ended - load.begun)
+
+    def _map(self, seq: Sequence, group: int, page: int, copy: PageCopy, block: int) -> None:
+        """The page lies in ``block`` from now on, findable again if it was."""
+        cache = self._cache
+        assert seq.away is not None
+        away, which = seq.away[group], np.array([page])
+        if not copy.is_private and copy.node is not None and page < cache.rows.published[seq.row]:
+            known = cache.index.block(copy.node, group)
+            if known is not None:
+                cache.evictable.shared(cache.pool.retain(np.array([known], np.int32)))
+                block = known
+            else:
+                cache.pool.retain(np.array([block], np.int32))
+                cache.index.attach(copy.node, group, block)
+                cache.pool.publish(np.array([block], np.int32))
+                cache.evictable.entered([block], [seq.tenant])
+        else:
+            cache.pool.retain(np.array([block], np.int32))
+        seq.tables[group].move(which, np.array([block], np.int32), TierKind.DEVICE)
+        if page == len(seq.tables[group]) - 1:
+            cache.rows.tail[group, seq.row] = block
+        away.rest.clear(which)
+        away.num_out -= 1
+        self._copies.let_go(copy)
+        if not copy.is_private or page >= cache.rows.reserved[seq.row] // cache.layout.page_size:
+            del away.copies[page]
+            self._copies.disown(copy)
+        cache.paging.counts.back += 1
+
+    def held_blocks(self) -> list[int]:
+        """Blocks that loads hold, one entry for each hold."""
+        return [block for each in self._open for block in each.blocks.tolist()]

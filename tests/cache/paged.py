@@ -1,0 +1,77 @@
+"""Sequences of which only a part is on the device: what their pages hold, wherever they lie."""
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
+import numpy as np
+
+from kvpager import HostTier, KVLayout, PagedCache
+from kvpager.cache.sequence import Sequence as KVSequence
+from kvpager.tiers.host import HostStore
+from kvpager.types import TierKind
+from tests.cache.caches import LAYOUT, opened
+from tests.stamp import Stamp
+
+
+@contextmanager
+def over_host(layout: KVLayout = LAYOUT, num_blocks: int = 8, slots: int = 64, **options: object) -> Iterator[Stamp]:
+    """A small device over host memory."""
+    with opened(layout, num_blocks, tiers=[HostTier(pages=slots)], **options) as stamp:
+        yield stamp
+
+
+def open_limited(stamp: Stamp, tokens: Sequence[int], limit: int | None, chunk: int, **options: object) -> KVSequence:
+    """A sequence that computes its prompt in chunks, with so many pages on the device."""
+    seq = stamp.cache.sequence(tokens, **options)  # type: ignore[arg-type]
+    seq.resident_limit = limit
+    advance(stamp, seq, chunk)
+    return seq
+
+
+def advance(stamp: Stamp, seq: KVSequence, chunk: int = 4) -> None:
+    """Computes all tokens that the sequence knows, in steps of ``chunk``."""
+    while seq.length < seq.num_tokens:
+        with stamp.cache.step({seq: min(chunk, seq.num_tokens - seq.length)}) as step:
+            stamp.fill(step)
+
+
+def write_down(cache: PagedCache) -> None:
+    """Everything that can be found is in the host tier too."""
+    assert cache.lower is not None
+    while cache.lower.write_down(cache.index.all_blocks().tolist()):
+        cache.lower.settle(10)
+
+
+def host_of(cache: PagedCache) -> HostStore:
+    assert cache.lower is not None
+    return next(tier for tier in cache.lower.migration.tiers if isinstance(tier, HostStore))
+
+
+def page_bytes(cache: PagedCache, seq: KVSequence, group: int, page: int) -> np.ndarray:
+    """uint8 [block_stride] of a page, where it lies."""
+    where = seq.tables[group].translate(page * cache.layout.page_size)
+    if where.tier is TierKind.DEVICE:
+        return cache.arena.blocks[where.block]  # type: ignore[attr-defined,no-any-return]
+    assert where.tier is TierKind.HOST
+    return host_of(cache)._arena.blocks[where.block]
+
+
+def verify(stamp: Stamp, seq: KVSequence) -> int:
+    """Compares every row of pages that are not gone; returns how many pages that were."""
+    cache, layout, seen = stamp.cache, stamp.layout, 0
+    assert seq.tokens is not None
+    for layer, place in enumerate(layout.places):
+        shape = layout.groups[place.group]
+        size = shape.head_dim * layout.item_bytes
+        expected = {half: stamp._rows(layer, half, seq.tokens, 0, seq.length) for half in "KV"}
+        for page in range(layout.num_pages(seq.length)):
+            if not seq.tables[place.group].translate(page * layout.page_size).is_mapped:
+                continue
+            block, seen = page_bytes(cache, seq, place.group, page), seen + 1
+            for number, half in enumerate("KV"):
+                for slot in range(min(layout.page_size, seq.length - page * layout.page_size)):
+                    row = expected[half][page * layout.page_size + slot].reshape(shape.kv_heads, size)
+                    for head in range(shape.kv_heads):
+                        at = layout.slot_offset(place.group, place.index, head, number, slot)
+                        assert block[at : at + size].tobytes() == row[head].tobytes(), (layer, half, page, slot)
+    return seen // layout.layers

@@ -1,0 +1,146 @@
+"""Running sequences with more pages than they may keep on the device."""
+
+import pytest
+
+from kvpager import ConfigError, OutOfBlocks
+from kvpager.types import FaultKind, TierKind
+from tests.cache.caches import opened
+from tests.cache.paged import advance, host_of, open_limited, over_host, verify, write_down
+from tests.stamp import T
+
+
+def test_a_prompt_longer_than_the_pool_is_computed_and_every_byte_is_kept() -> None:
+    with over_host(num_blocks=8) as stamp:
+        seq = open_limited(stamp, T(1, 120), limit=5, chunk=8)
+        assert len(seq.tables[0]) == 30
+        assert stamp.cache.paging.num_resident(seq)[0] <= 5
+        assert stamp.cache.paging.num_non_resident(seq) >= 25
+        assert verify(stamp, seq) == 30
+        stamp.cache.check()
+        usage = host_of(stamp.cache).usage()
+        assert usage.used == stamp.cache.paging.num_non_resident(seq)
+        seq.free()
+        assert host_of(stamp.cache).usage().used == 0
+
+
+def test_without_a_limit_it_does_not_fit() -> None:
+    """The control."""
+    with over_host(num_blocks=8) as stamp, pytest.raises(OutOfBlocks):
+        open_limited(stamp, T(1, 120), limit=None, chunk=8)
+
+
+def test_decoding_goes_on_for_as_long_as_it_likes() -> None:
+    with over_host(num_blocks=8) as stamp:
+        seq = open_limited(stamp, T(1, 60), limit=6, chunk=4)
+        before = seq.tables[0].snapshot()[: len(seq.tables[0])].copy()
+        for token in range(100, 160):
+            seq.append(token)
+            advance(stamp, seq)
+            stamp.cache.check()
+        assert verify(stamp, seq) == 30
+        stays = before[:2]
+        assert (seq.tables[0].snapshot()[:2] == stays).all()  # the resident set is static
+
+
+def test_a_step_is_told_where_the_pages_lie() -> None:
+    with over_host(num_blocks=8) as stamp:
+        seq = open_limited(stamp, T(1, 60), limit=6, chunk=4)
+        seq.append(99)
+        with stamp.cache.step({seq: 1}) as step:
+            rest = step.batch.non_resident[0, 0]
+            table = step.batch.tables[0][0][:16]
+            assert ((rest.tier[:16] == TierKind.HOST) == (table < 0)).all()
+            assert (rest.address[:16][table < 0] != 0).all()
+            assert (table >= 0).sum() <= 6
+            assert step.batch.touched is not None
+            step.batch.touched.parts[0] += 2 * 10
+            step.batch.touched.bytes[0] += 1000
+            step.batch.touched.seconds[0] += 0.5
+            stamp.fill(step)
+        assert (seq.faults.pages, seq.faults.bytes, seq.faults.seconds) == (10, 1000, 0.5)
+        assert stamp.cache.statistics().faults[FaultKind.MAJOR].pages == 10
+
+
+def test_a_step_over_ordinary_sequences_is_told_nothing() -> None:
+    with over_host(num_blocks=8) as stamp:
+        seq = stamp.cache.sequence(T(1, 9))
+        with stamp.cache.step({seq: 9}) as step:
+            stamp.fill(step)
+        assert (step.batch.states, step.batch.touched) == ((), None)
+        assert not step.batch.non_resident
+
+
+def test_a_limit_needs_tiers_and_token_ids() -> None:
+    with opened() as stamp:
+        seq = stamp.cache.sequence(T(1, 9))
+        with pytest.raises(ConfigError, match="open the cache with tiers="):
+            seq.resident_limit = 4
+    with over_host() as stamp:
+        seq, by_hand = stamp.cache.sequence(T(1, 9)), stamp.cache.sequence()
+        for limit in (0, 1, True):
+            with pytest.raises(ConfigError, match="at least 2"):
+                seq.resident_limit = limit
+        with pytest.raises(ConfigError, match="by hand"):
+            by_hand.resident_limit = 4
+        seq.resident_limit = 2
+
+
+def test_a_step_that_writes_more_than_the_limit_is_refused_with_the_numbers() -> None:
+    with over_host() as stamp:
+        seq = stamp.cache.sequence(T(1, 60))
+        seq.resident_limit = 4
+        with pytest.raises(ConfigError, match=r"30 tokens needs 10 pages .* may have 4"):
+            stamp.cache.step({seq: 30})
+        advance(stamp, seq, 4)
+        assert verify(stamp, seq) == 15
+
+
+def test_a_prefix_below_is_used_where_it_lies() -> None:
+    with over_host(num_blocks=12) as stamp:
+        first = open_limited(stamp, T(1, 100), limit=5, chunk=8)
+        write_down(stamp.cache)
+        first.free()
+        stamp.cache.clear_prefix()
+        before = stamp.cache.statistics().migration
+        seq = stamp.cache.sequence(T(1, 100), resident_limit=4, non_resident=True)
+        assert seq.prefix_by_tier == {TierKind.HOST: 96}
+        assert seq.prefix_tokens == 96
+        assert stamp.cache.pool.counts().used == 0
+        assert stamp.cache.statistics().migration.promoted == before.promoted
+        verify(stamp, seq)
+        advance(stamp, seq)
+        for token in range(200, 230):
+            seq.append(token)
+            advance(stamp, seq)
+            stamp.cache.check()
+        assert verify(stamp, seq) == 33
+        assert stamp.cache.rows.published[seq.row] == 32
+
+
+def test_pages_of_the_device_are_mapped_up_to_the_limit() -> None:
+    with over_host(num_blocks=32) as stamp:
+        first = open_limited(stamp, T(1, 100), limit=None, chunk=8)
+        write_down(stamp.cache)
+        seq = stamp.cache.sequence(T(1, 100), resident_limit=6, non_resident=True)
+        assert seq.prefix_by_tier == {TierKind.DEVICE: 24, TierKind.HOST: 72}
+        assert stamp.cache.paging.num_resident(seq) == [6]
+        stamp.cache.check()
+        advance(stamp, seq)
+        first.free()
+        assert verify(stamp, seq) == 25
+
+
+def test_a_second_request_brings_up_what_was_paged_out() -> None:
+    """The device has a gap in the middle of the prefix; what lies behind it is found again once the gap is filled."""
+    with over_host(num_blocks=32) as stamp:
+        first = open_limited(stamp, T(1, 60), limit=6, chunk=8)
+        assert stamp.cache.lookup(T(1, 60)).num_tokens < 30
+        second = stamp.cache.sequence(T(1, 60))
+        assert second.prefix_tokens >= 56
+        assert TierKind.HOST in second.prefix_by_tier
+        stamp.cache.check()
+        advance(stamp, second)
+        stamp.verify(second)
+        first.free()
+        second.free()
+        stamp.cache.check()
