@@ -18,8 +18,8 @@ def order(use: PageUse, num_pages: int, pages: list[int] | None = None, sinks: i
 def swapped(
     use: PageUse, resident: list[int], others: list[int], num_pages: int = 6, at_most: int = 9
 ) -> list[tuple[int, int]]:
-    arrays = (np.array(each, np.int64) for each in (resident, others))
-    found = exchanges(*arrays, use, num_pages, sinks=1, recent=1, at_most=at_most)
+    here, there = np.array(resident, np.int64), np.array(others, np.int64)
+    found = exchanges(here, there, use, num_pages, sinks=1, recent=1, at_most=at_most)
     return list(zip(found.go.tolist(), found.come.tolist(), strict=True))
 
 
