@@ -317,7 +317,7 @@ class PagedWorld:
         pages = self.cache.paging._candidates(model.seq, group)
         self.cache.paging.begin_writing(model.seq, 1)
         some = np.sort(pages[: self.random.randint(0, 4)])
-        self.cache.paging.page_out(model.seq, group, self.cache.paging._clean(model.seq, group, some))
+        self.cache.paging.page_out(model.seq, group, some)
 
     def page_in(self) -> None:
         model = self._pick(self._well())

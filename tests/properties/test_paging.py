@@ -8,7 +8,7 @@ from tests.properties.paged_world import PagedWorld
 
 EXPECTED = {
     "back", "could not step", "could step", "dropped", "freed during a step", "limit too small", "lost",
-    "no room to page in", "non resident prefix", "out", "out of blocks", "step below", "truncated",
+    "non resident prefix", "out", "out of blocks", "step below", "truncated",
 }  # fmt: skip
 
 

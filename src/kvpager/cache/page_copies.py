@@ -13,6 +13,7 @@ gone the tiers forget it. Moves no bytes and knows no blocks.
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 from kvpager.errors import InvariantError, TierError
 from kvpager.prefix.hashing import digest_fields
@@ -47,7 +48,7 @@ class PageCopies:
         self._unwanted: set[ContentKey] = set()  # private pages that move, to be forgotten when they have come to rest
         self.num_held: Counter[TierKind] = Counter()
 
-    @property
+    @cached_property
     def tiers(self) -> "Sequence[LowerTier]":
         """Those whose pages can be used where they lie."""
         return [tier for tier in self._migration.tiers if not tier.why_not_in_place()]
@@ -66,7 +67,8 @@ class PageCopies:
         """One more sequence whose page lies there. False, with nothing changed, where no tier has it."""
         if copy.slot is None:
             for tier in self.tiers:
-                if tier.contains(copy.page.key) and (slot := tier.hold(copy.page.key)) is not None:
+                slot = tier.hold(copy.page.key)
+                if slot is not None:
                     copy.tier, copy.slot = tier, slot
                     self.num_held[tier.kind] += 1
                     break

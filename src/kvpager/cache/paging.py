@@ -13,6 +13,7 @@ pages of an open step, and pinned ones. Which of the others go says cache/workin
 from collections.abc import Iterable, Mapping
 from collections.abc import Sequence as List
 from dataclasses import dataclass, replace
+from itertools import islice
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -27,7 +28,9 @@ from kvpager.cache.working_set import order
 from kvpager.checksum import checksums
 from kvpager.errors import ConfigError, OutOfBlocks, PagesLost
 from kvpager.memory.page_table import UNMAPPED
+from kvpager.prefix.hashing import block_key
 from kvpager.tiers.staging import Window
+from kvpager.tiers.tier import Page
 from kvpager.types import FaultKind, TierKind
 
 if TYPE_CHECKING:
@@ -199,14 +202,16 @@ class Paging:
         stop_at = now() + _COPY_SECONDS
         while (surplus := self._surplus(seq, group, count)) > 0:
             ready = self._ready(seq, group, surplus)
-            if len(ready) < surplus:
-                if self._below.lower.migration.num_open and now() < stop_at:
-                    self._below.lower.wait(_PATIENCE)
-                    continue
-                ready = self._clean(seq, group, self._candidates(seq, group))[:surplus]  # whatever can go
-            if len(ready) < surplus:
-                self._refuse(seq, group, count, surplus - len(ready))
-            self.page_out(seq, group, np.sort(ready))
+            if len(ready) < surplus and self._below.lower.migration.num_open and now() < stop_at:
+                self._below.lower.wait(_PATIENCE)
+                continue
+            gone = self._move_out(seq, group, ready, surplus)
+            if gone < surplus:  # whatever can go
+                gone += self._move_out(
+                    seq, group, self._clean(seq, group, self._candidates(seq, group)), surplus - gone
+                )
+            if gone < surplus:
+                self._refuse(seq, group, count, surplus - gone)
 
     def _refuse(self, seq: Sequence, group: int, count: int, missing: int) -> None:
         pool, limit = self._cache.pool.counts(), seq.resident_limit
@@ -231,31 +236,33 @@ class Paging:
         use = None if seq.attention is None else seq.attention.page_use(group)
         return order(pages, len(seq.tables[group]), use)
 
-    def _ready(self, seq: Sequence, group: int, wanted: int) -> np.ndarray:
+    def _ready(self, seq: Sequence, group: int, wanted: int) -> dict[int, PageCopy]:
         """Of the ``wanted`` pages that should go first those that a tier has; the others are being written now."""
         pages = self._candidates(seq, group)[:wanted]
         clean = self._clean(seq, group, pages)
         if len(clean) < len(pages):
-            self._write(seq, group, np.setdiff1d(pages, clean))
+            self._write(seq, group, np.setdiff1d(pages, list(clean)))
         return clean
 
-    def _clean(self, seq: Sequence, group: int, pages: np.ndarray) -> np.ndarray:
+    def _clean(self, seq: Sequence, group: int, pages: np.ndarray) -> dict[int, PageCopy]:
         """Those of ``pages`` that a tier has and nothing holds."""
         blocks = seq.tables[group].snapshot()[pages]
         pinned = self._cache.pool.pins[blocks] > 0
-        found = [
-            not held and (copy := self._copy(seq, group, page, block)) is not None and self._below.copies.is_there(copy)
-            for page, block, held in zip(pages.tolist(), blocks.tolist(), pinned.tolist(), strict=True)
-        ]
-        return pages[np.array(found, np.bool_)]
+        found = {}
+        for page, block, is_held in zip(pages.tolist(), blocks.tolist(), pinned.tolist(), strict=True):
+            copy = None if is_held else self._copy(seq, group, page, block)
+            if copy is not None and self._below.copies.is_there(copy):
+                found[page] = copy
+        return found
 
     def _copy(self, seq: Sequence, group: int, page: int, block: int) -> PageCopy | None:
         """What the tiers would have of a resident page; None of one that has no key."""
-        if self._cache.pool.indexed[block]:
-            return PageCopy(
-                self._below.lower.page(block), is_private=False, node=self._cache.index.node_of_block(block)
-            )
-        return None if seq.away is None else seq.away[group].copies.get(page)
+        index = self._cache.index
+        if not self._cache.pool.indexed[block]:
+            return None if seq.away is None else seq.away[group].copies.get(page)
+        node = index.node_of_block(block)
+        page_id = Page(block_key(index.key(node), group), block_key(index.key(index.parent(node)), group), group)
+        return PageCopy(page_id, is_private=False, node=node)
 
     def _write(self, seq: Sequence, group: int, pages: np.ndarray) -> None:
         away = self._away(seq)[group]
@@ -291,23 +298,26 @@ class Paging:
 
     # -- out ----------------------------------------------------------------------------------------------------
 
-    def page_out(self, seq: Sequence, group: int, pages: np.ndarray) -> np.ndarray:
-        """``pages`` (ascending, full, resident) that a tier has lose their blocks; returns those. REQUIRES: idle."""
+    def page_out(self, seq: Sequence, group: int, pages: np.ndarray) -> int:
+        """Those of ``pages`` (full, resident) that a tier has and nothing holds lose their blocks; returns how many.
+        REQUIRES: no step on the sequence is open."""
         self._cache.check_idle(seq, "page out")
-        table, copies = seq.tables[group], dict[int, PageCopy]()
+        return self._move_out(seq, group, self._clean(seq, group, np.asarray(pages, np.int64)), len(pages))
+
+    def _move_out(self, seq: Sequence, group: int, clean: Mapping[int, PageCopy], at_most: int) -> int:
+        """The first of the ``clean`` pages whose copies can be held."""
+        table = seq.tables[group]
         self._away(seq)
-        for page, block in zip(pages.tolist(), table.snapshot()[pages].tolist(), strict=True):
-            copy = self._copy(seq, group, page, block)
-            if copy is not None and self._below.copies.use(copy):
-                copies[page] = copy
-        out = np.array(list(copies), np.int64)
+        held = islice((page for page, copy in clean.items() if self._below.copies.use(copy)), at_most)
+        copies = {page: clean[page] for page in sorted(held)}
+        out = np.fromiter(copies, np.int64, len(copies))
         blocks = table.snapshot()[out]
         self.lay_below(seq, group, copies)
         self._give_back(blocks)
         self.counts.out += len(out)
         if len(out) and out[-1] == len(table) - 1:
             self._cache.rows.tail[group, seq.row] = 0
-        return out
+        return len(out)
 
     def lay_below(self, seq: Sequence, group: int, copies: Mapping[int, PageCopy]) -> None:
         """Pages of ``seq`` (ascending) lie in their copies from now on, which it uses already. Of those that have a

@@ -83,44 +83,48 @@ class Arrivals:
 
     def _land(self, arrival: _Arrival) -> None:
         seq, group, load = arrival.seq, arrival.group, arrival.load
+        came = [at for at, error in enumerate(load.errors) if error is None]
         away = None if seq.is_freed or seq.away is None else seq.away[group]
-        for page, copy, block, error in zip(
-            arrival.pages, arrival.copies, arrival.blocks.tolist(), load.errors, strict=True
-        ):
-            if error is None and away is not None and away.copies.get(page) is copy and away.lies_below(page):
-                self._map(seq, group, page, copy, block)
+        if away is not None:
+            pages, copies = arrival.pages, arrival.copies
+            there = [at for at in came if away.copies.get(pages[at]) is copies[at] and away.lies_below(pages[at])]
+            if there:
+                self._map(seq, group, [pages[at] for at in there], arrival.blocks[there])
         let_go(self._cache, arrival.blocks)
         if load.ended is not None:
-            came = sum(error is None for error in load.errors)
-            self._cache._faults.add(FaultKind.MAJOR, came, load.ended - load.begun)
+            self._cache._faults.add(FaultKind.MAJOR, len(came), load.ended - load.begun)
 
-    def _map(self, seq: Sequence, group: int, page: int, copy: PageCopy, block: int) -> None:
-        """The page lies in ``block`` from now on, findable again if it was."""
+    def _map(self, seq: Sequence, group: int, pages: list[int], blocks: np.ndarray) -> None:
+        """The pages lie in ``blocks`` from now on, findable again if they were."""
         cache = self._cache
         assert seq.away is not None
-        away, which = seq.away[group], np.array([page])
-        if not copy.is_private and copy.node is not None and page < cache.rows.published[seq.row]:
-            known = cache.index.block(copy.node, group)
-            if known is not None:
-                cache.evictable.shared(cache.pool.retain(np.array([known], np.int32)))
-                block = known
-            else:
-                cache.pool.retain(np.array([block], np.int32))
-                cache.index.attach(copy.node, group, block)
-                cache.pool.publish(np.array([block], np.int32))
-                cache.evictable.entered([block], [seq.tenant])
-        else:
-            cache.pool.retain(np.array([block], np.int32))
-        seq.tables[group].move(which, np.array([block], np.int32), TierKind.DEVICE)
-        if page == len(seq.tables[group]) - 1:
-            cache.rows.tail[group, seq.row] = block
+        away, table, index, found = seq.away[group], seq.tables[group], cache.index, blocks.copy()
+        published, full = (int(each) for each in (cache.rows.published[seq.row], cache.rows.reserved[seq.row]))
+        full //= cache.layout.page_size
+        fresh: list[int] = []
+        for at, (page, block) in enumerate(zip(pages, blocks.tolist(), strict=True)):
+            copy = away.copies[page]
+            if copy.node is not None and page < published:
+                known = index.block(copy.node, group)
+                if known is None:
+                    index.attach(copy.node, group, block)
+                    fresh.append(block)
+                else:
+                    found[at] = known
+            self._copies.let_go(copy)
+            if not copy.is_private or page >= full:
+                del away.copies[page]
+                self._copies.disown(copy)
+        cache.evictable.shared(cache.pool.retain(found))
+        cache.pool.publish(np.array(fresh, np.int32))
+        cache.evictable.entered(fresh, [seq.tenant] * len(fresh))
+        which = np.array(pages, np.int64)
+        table.move(which, found, TierKind.DEVICE)
         away.rest.clear(which)
-        away.num_out -= 1
-        self._copies.let_go(copy)
-        if not copy.is_private or page >= cache.rows.reserved[seq.row] // cache.layout.page_size:
-            del away.copies[page]
-            self._copies.disown(copy)
-        cache.paging.counts.back += 1
+        away.num_out -= len(pages)
+        cache.paging.counts.back += len(pages)
+        if pages[-1] == len(table) - 1:
+            cache.rows.tail[group, seq.row] = found[-1]
 
     def held_blocks(self) -> list[int]:
         """Blocks that loads hold, one entry for each hold."""
