@@ -40,7 +40,7 @@ class PageView:
     rest: NonResidentPages | None
     window: Window | None
     touched: Touched | None
-    row: int
+    row: int = 0
 
     @classmethod
     def of(cls, batch: StepBatch, arena: Arena, group: int, s: int) -> "PageView":
