@@ -20,10 +20,15 @@ struct Pages {  // the sequences of a step, the same for every layer of a group
   const int64_t* query_offsets;  // [S + 1]
   const int64_t* starts;         // [S]
   const int64_t* table_offsets;  // [S + 1]
-  const int32_t* blocks;         // [entries]
+  const int32_t* blocks;         // [entries] or null
+  const int64_t* places;         // [entries] bytes, where there are no blocks
   const int32_t* pages;          // [entries] or null
   const int64_t* first_pages;    // [S]
   int64_t window;                // 0: none
+
+  int64_t place(int64_t entry, int64_t block_stride) const {  // bytes from the layer's base to its part of the page
+    return blocks ? blocks[entry] * block_stride : places[entry];
+  }
 };
 
 struct AttentionCall {
@@ -45,9 +50,19 @@ struct PrefillItem {
   int kv_head;
 };
 
+// The part of an item that meets some slots of the page list, where these are not all in memory at once. The spans of an
+// item follow one another and cut tiles nowhere, so that it does not matter how many there are.
+struct PrefillSpan {
+  int64_t first_slot, stop_slot;  // of the page list: multiples of 64, or its end
+  float* state;                   // of the item, state_floats() aligned to 64 bytes: carried from span to span
+  bool is_first, is_last;         // the first one clears the state, the last one writes `out` and `lse`
+};
+
 struct PrefillKernels {
   int64_t (*queries_per_item)(const AttentionCall& call);
-  void (*run)(const AttentionCall& call, const PrefillItem& item);  // called by one thread; keeps its own scratch
+  int64_t (*state_floats)(const AttentionCall& call, const PrefillItem& item);
+  // Called by one thread; keeps its own scratch. `span` null: all slots.
+  void (*run)(const AttentionCall& call, const PrefillItem& item, const PrefillSpan* span);
 };
 
 KV_DECLARE(PrefillKernels, prefill_kernels)

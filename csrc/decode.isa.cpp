@@ -61,7 +61,7 @@ class Walk {  // over the page list of a sequence, tile by tile
     for (; entry_ < end_; ++entry_) {
       const int64_t begin = (pages_.pages ? pages_.pages[entry_] : entry_ + shift_) * page_size;
       const int64_t from = begin > first ? begin : first, to = begin + page_size < stop ? begin + page_size : stop;
-      const int64_t block = pages_.blocks[entry_] * cache_.block_stride;
+      const int64_t block = pages_.place(entry_, cache_.block_stride);
       for (int64_t at = from; at < to; ++at, ++tile.count) {
         tile.row[tile.count] = block + (at - begin) * cache_.slot_stride;
         tile.block[tile.count] = block;

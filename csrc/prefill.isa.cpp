@@ -151,7 +151,8 @@ struct Unit {  // a panel meets a tile
 template <class E>
 class Item {
  public:
-  Item(const AttentionCall& call, const PrefillItem& item, Scratch& scratch);
+  Item(const AttentionCall& call, const PrefillItem& item, const PrefillSpan* span, Scratch& scratch);
+  void clear();
   void attend();
   void write() const;
 
@@ -176,6 +177,7 @@ class Item {
 
   const AttentionCall& call_;
   const PrefillItem& item_;
+  const PrefillSpan* span_;
   const Pages& pages_;
   const int group_, dim_, padded_, dim_chunks_, num_rows_, num_panels_;
   const int64_t first_position_, window_;
@@ -200,9 +202,10 @@ class Item {
 };
 
 template <class E>
-Item<E>::Item(const AttentionCall& call, const PrefillItem& item, Scratch& scratch)
+Item<E>::Item(const AttentionCall& call, const PrefillItem& item, const PrefillSpan* span, Scratch& scratch)
     : call_(call),
       item_(item),
+      span_(span),
       pages_(*call.pages),
       group_(call.query_heads / call.cache.kv_heads),
       dim_(call.cache.head_dim),
@@ -218,9 +221,10 @@ Item<E>::Item(const AttentionCall& call, const PrefillItem& item, Scratch& scrat
   const int64_t lanes = num_panels_ * LANES, dwords = padded_ / E::PER_DWORD;
   scratch.restart();
   q_ = scratch.take<uint32_t>(lanes * dwords);
-  out_ = scratch.take<float>(lanes * padded_);
-  max_ = scratch.take<float>(lanes);
-  sum_ = scratch.take<float>(lanes);
+  float* own = scratch.take<float>(span ? 0 : lanes * (padded_ + 2));
+  out_ = span ? span->state : own;
+  max_ = out_ + lanes * padded_;
+  sum_ = max_ + lanes;
   row_positions_ = scratch.take<int32_t>(lanes);
   k_ = scratch.take<uint32_t>(TILES * KEYS * dwords);
   v_ = scratch.take<uint32_t>(TILES * KEYS * dwords);
@@ -274,7 +278,7 @@ bool Item<E>::read_table(Tile& tile) const {
     float scales[2] = {1.0f, 1.0f};
     int64_t page = 0;
     if (entry < entries) {
-      const int64_t offset = pages_.blocks[first_entry + entry] * cache.block_stride;
+      const int64_t offset = pages_.place(first_entry + entry, cache.block_stride);
       block += offset + item_.kv_head * cache.head_stride;
       if (cache.scales) std::memcpy(scales, cache.scales + offset + item_.kv_head * sizeof scales, sizeof scales);
       page = pages_.pages ? pages_.pages[first_entry + entry] : pages_.first_pages[item_.sequence] + entry;
@@ -468,12 +472,15 @@ void Item<E>::run_units(int num_next) {
 }
 
 template <class E>
-void Item<E>::attend() {
+void Item<E>::clear() {
   const int64_t lanes = num_panels_ * LANES;
-  pack_queries();
   std::memset(out_, 0, lanes * padded_ * 4);
   std::memset(sum_, 0, lanes * 4);
   for (int64_t i = 0; i < lanes; ++i) max_[i] = MINUS_INFINITY;
+}
+
+template <class E>
+void Item<E>::attend() {
   const int page_size = call_.cache.page_size;
   const int64_t base = pages_.first_pages[item_.sequence] * page_size;
   slot_ = 0;
@@ -483,6 +490,12 @@ void Item<E>::attend() {
     end_ = seen < end_ ? seen : end_;
     slot_ = behind > 0 ? behind / KEYS * KEYS : 0;
   }
+  if (span_) {
+    slot_ = slot_ > span_->first_slot ? slot_ : span_->first_slot;
+    end_ = end_ < span_->stop_slot ? end_ : span_->stop_slot;
+  }
+  if (slot_ >= end_) return;
+  pack_queries();
   E::begin();
   for (int found = find_tiles(next_); found;) {
     Tile* packed = next_;
@@ -531,11 +544,12 @@ void Item<E>::write() const {
 // -- the table ---------------------------------------------------------------------------------------------------------
 
 template <class E>
-void run_with(const AttentionCall& call, const PrefillItem& item) {
+void run_with(const AttentionCall& call, const PrefillItem& item, const PrefillSpan* span) {
   static thread_local Scratch scratch;
-  Item<E> one(call, item, scratch);
+  Item<E> one(call, item, span, scratch);
+  if (!span || span->is_first) one.clear();
   one.attend();
-  one.write();
+  if (!span || span->is_last) one.write();
 }
 
 // Where both sides hold no more than bf16, products of bf16 lose nothing; otherwise floats.
@@ -544,13 +558,19 @@ void run_with(const AttentionCall& call, const PrefillItem& item) {
   return call.q.dtype == DType::bf16 && (stored == DType::bf16 || is_quantized(stored));
 }
 
-void run(const AttentionCall& call, const PrefillItem& item) {
+void run(const AttentionCall& call, const PrefillItem& item, const PrefillSpan* span) {
 #if defined(KV_ISA_amx)
-  if (fits_bf16(call)) return run_with<Tiles>(call, item);
+  if (fits_bf16(call)) return run_with<Tiles>(call, item, span);
 #elif defined(KV_BF16_DOT)
-  if (fits_bf16(call)) return run_with<Bf16>(call, item);
+  if (fits_bf16(call)) return run_with<Bf16>(call, item, span);
 #endif
-  run_with<F32>(call, item);
+  run_with<F32>(call, item, span);
+}
+
+int64_t state_floats(const AttentionCall& call, const PrefillItem& item) {
+  const int64_t rows = item.num_queries * (call.query_heads / call.cache.kv_heads);
+  const int64_t padded = (call.cache.head_dim + 31) / 32 * 32;
+  return (rows + LANES - 1) / LANES * LANES * (padded + 2);
 }
 
 // Enough rows that packing the keys is a small share of the work; the products of tiles are ten times as fast.
@@ -566,6 +586,6 @@ int64_t queries_per_item(const AttentionCall& call) {
 }  // namespace
 
 extern const PrefillKernels prefill_kernels;
-const PrefillKernels prefill_kernels = {queries_per_item, run};
+const PrefillKernels prefill_kernels = {queries_per_item, state_floats, run};
 
 }  // namespace kv::KV_ISA

@@ -11,8 +11,11 @@ import torch
 from torch import Tensor
 
 from kvpager import native
+from kvpager.attention.apart import Apart
 from kvpager.attention.backend import DEFAULT_OPTIONS, LayerOptions, Plan
+from kvpager.attention.native_call import NativeCall
 from kvpager.attention.reference import ReferencePlan, check_packed
+from kvpager.attention.streamed import StreamedPlan
 from kvpager.cache.prefix_match import first_visible_page
 from kvpager.cache.step import StepBatch
 from kvpager.errors import ConfigError
@@ -21,7 +24,6 @@ from kvpager.memory.layout import KVLayout
 from kvpager.tiers.native_rows import write_rows
 from kvpager.tiers.rows import cache_layer
 
-_DTYPE_NAME = {torch.float32: "float32", torch.bfloat16: "bfloat16", torch.float16: "float16"}
 _MAX_HEAD_DIM = 256
 
 
@@ -61,29 +63,56 @@ class CpuPlan:
         self._batch = batch
         self._layers = layers
         self._places = batch.layout.places
-        self._plans = [_group_plan(module, batch, group, arena.num_blocks) for group in range(batch.layout.num_groups)]
+        groups = range(batch.layout.num_groups)
+        self._apart: Apart | None = None
+        if Apart.is_needed(batch):
+            self._apart = Apart(batch, arena)
+            self._streamed = StreamedPlan(module, batch, self._apart.views, layers)
+            plain = [np.setdiff1d(np.arange(batch.num_sequences), self._apart.members(group)) for group in groups]
+            self._rows = [torch.from_numpy(_packed_rows(batch, sequences)) for sequences in plain]
+            self._plans = [_group_plan(module, batch, group, arena.num_blocks, plain[group]) for group in groups]
+        else:
+            self._plans = [_group_plan(module, batch, group, arena.num_blocks) for group in groups]
         slots, page_size = batch.positions() % batch.layout.page_size, batch.layout.page_size
         self._slots = [
-            module.TokenSlots(batch.token_blocks(group), slots, arena.num_blocks, page_size)
-            for group in range(batch.layout.num_groups)
+            module.TokenSlots(batch.token_blocks(group), slots, arena.num_blocks, page_size) for group in groups
         ]
 
     def run(self, layer: int, q: Tensor, k: Tensor, v: Tensor, options: LayerOptions = DEFAULT_OPTIONS) -> Tensor:
         check_packed(self._batch, layer, q, k, v, options)
         group = self._places[layer].group
         write_rows(self._native, self._layers[layer], self._slots[group], k, v)
-        return attend(self._plans[group], self._layers[layer], q, options)
+        if self._apart is None:
+            return attend(self._plans[group], self._layers[layer], q, options)
+        out = torch.empty(q.shape, dtype=q.dtype)
+        rows = self._rows[group]
+        if len(rows):
+            out[rows] = attend(self._plans[group], self._layers[layer], q[rows], options)
+        self._apart.attend(layer, q, out, options, self._streamed.attend)
+        return out
 
 
-def _group_plan(module: ModuleType, batch: StepBatch, group: int, num_blocks: int) -> Any:
+def _packed_rows(batch: StepBatch, sequences: np.ndarray) -> np.ndarray:
+    """int64, ascending: which tokens of the batch are theirs."""
+    owners = np.repeat(np.arange(batch.num_sequences), batch.query_lengths)
+    return np.flatnonzero(np.isin(owners, sequences))
+
+
+def _group_plan(
+    module: ModuleType, batch: StepBatch, group: int, num_blocks: int, sequences: np.ndarray | None = None
+) -> Any:
+    """``sequences``: some of the batch, ascending; default: all."""
     page_size, window = batch.layout.page_size, batch.layout.groups[group].window
+    chosen = range(batch.num_sequences) if sequences is None else sequences.tolist()
+    starts, stops = batch.starts.tolist(), batch.stops.tolist()
     tables = [
-        table[first_visible_page(start, window, page_size) : batch.layout.num_pages(stop)]
-        for table, start, stop in zip(batch.tables[group], batch.starts.tolist(), batch.stops.tolist(), strict=True)
+        batch.tables[group][s][first_visible_page(starts[s], window, page_size) : batch.layout.num_pages(stops[s])]
+        for s in chosen
     ]
+    lengths = batch.query_lengths if sequences is None else batch.query_lengths[sequences]
     return module.AttentionPlan(
-        query_offsets=batch.offsets(),
-        starts=batch.starts,
+        query_offsets=np.concatenate([[0], np.cumsum(lengths)]),
+        starts=batch.starts if sequences is None else batch.starts[sequences],
         table_offsets=np.cumsum([0, *map(len, tables)]),
         blocks=np.concatenate(tables) if tables else np.empty(0, np.int32),
         window=window or 0,
@@ -96,7 +125,8 @@ def attend(plan: Any, layer: Any, q: Tensor, options: LayerOptions = DEFAULT_OPT
     """``plan`` and ``layer``: the native AttentionPlan and CacheLayer. q [tokens, query_heads, head_dim], any strides.
     Returns the same shape and dtype; options as for Plan.run."""
     out = torch.empty(q.shape, dtype=q.dtype)
-    _run(plan, layer, q, out, options, None)
+    call = NativeCall.of(plan, layer, q, out, options, None)
+    plan.run(*call.arguments)
     return out
 
 
@@ -104,7 +134,8 @@ def attend_partly(plan: Any, layer: Any, q: Tensor, options: LayerOptions = DEFA
     """Attention to some of the pages only: out in fp32, and the log of the sum of exp(score) [tokens, query_heads],
     -inf with an out of 0 where nothing is seen. ``options.sinks`` join the sum: give them to one part only."""
     out, lse = torch.empty(q.shape, dtype=torch.float32), torch.empty(q.shape[:2], dtype=torch.float32)
-    _run(plan, layer, q, out, options, lse)
+    call = NativeCall.of(plan, layer, q, out, options, lse)
+    plan.run(*call.arguments)
     return out, lse
 
 
@@ -115,32 +146,3 @@ def merge_partials(parts: Sequence[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tens
     lse = torch.logsumexp(lses, dim=0)
     weights = torch.exp(lses - lse.masked_fill(lse == -torch.inf, 0.0))
     return torch.stack([out for out, _ in parts]).mul_(weights[..., None]).sum(0), lse
-
-
-def _run(plan: Any, layer: Any, q: Tensor, out: Tensor, options: LayerOptions, lse: Tensor | None) -> None:
-    dtype = _DTYPE_NAME.get(q.dtype)
-    if dtype is None:
-        raise ConfigError(f"q is {q.dtype}; choose one of {', '.join(_DTYPE_NAME.values())}")
-    if q.shape[0] != plan.num_tokens:
-        raise ConfigError(f"q has {q.shape[0]} tokens, the plan has {plan.num_tokens}")
-    if q.shape[2] != layer.head_dim:
-        raise ConfigError(f"q has head_dim {q.shape[2]}, the layer has {layer.head_dim}")
-    if q.stride(2) != 1:
-        q = q.contiguous()
-    sinks = None if options.sinks is None else options.sinks.to(device="cpu", dtype=torch.float32).contiguous()
-    plan.run(
-        layer,
-        q.shape[1],
-        q.data_ptr(),
-        q.stride(0),
-        q.stride(1),
-        dtype,
-        out.data_ptr(),
-        out.stride(0),
-        out.stride(1),
-        _DTYPE_NAME[out.dtype],
-        q.shape[2] ** -0.5 if options.scale is None else options.scale,
-        options.softcap or 0.0,
-        0 if sinks is None else sinks.data_ptr(),
-        0 if lse is None else lse.data_ptr(),
-    )
