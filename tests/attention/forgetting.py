@@ -1,4 +1,4 @@
-"""In-request eviction by its plain definition, in fp64 and by token; and a sequence that a state gives pages of back."""
+"""In-request eviction by its plain definition, in fp64; and a sequence that a state gives pages of back."""
 
 import math
 
