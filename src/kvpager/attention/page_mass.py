@@ -70,7 +70,8 @@ def slow_page_masses(
     is_hidden = at > query if window is None else (at > query) | (at <= query - window)
     scores = scores.masked_fill(is_hidden, -math.inf).flatten(-2)
     weights = torch.softmax(scores, dim=-1).masked_fill(torch.isneginf(scores), 0.0)
-    return weights.unflatten(-1, (num_pages, page_size)).sum(dim=(1, 2, 4))
+    rows_of_head = queries * query_heads // kv_heads
+    return weights.reshape(kv_heads, rows_of_head, num_pages, page_size).sum(dim=(1, 3))
 
 
 def _native_masses(
