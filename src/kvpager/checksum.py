@@ -61,6 +61,16 @@ def copy_checksums(targets: Sequence[np.ndarray], sources: Sequence[np.ndarray])
     return found
 
 
+def row_checksums(rows: np.ndarray) -> np.ndarray:
+    """uint64 [n]: ``checksum`` of each row of ``rows`` (uint8 [n, size], rows contiguous)."""
+    kernels = native.module()
+    count, size = rows.shape
+    if kernels is None:
+        return np.array([_by_numpy(row) for row in rows], np.uint64)
+    first, stride = rows.ctypes.data, rows.strides[0]
+    return np.array(kernels.checksums([first + at * stride for at in range(count)], size), np.uint64)
+
+
 def _length(pages: Sequence[np.ndarray]) -> int:
     size = pages[0].nbytes
     assert all(page.nbytes == size for page in pages)
