@@ -314,7 +314,7 @@ class PagedWorld:
         if model is None:
             return
         group = self.random.randrange(self.layout.num_groups)
-        pages = self.cache.paging._candidates(model.seq, group)
+        pages = self.cache.paging._below.departures.candidates(model.seq, group)
         self.cache.paging.begin_writing(model.seq, 1)
         some = np.sort(pages[: self.random.randint(0, 4)])
         self.cache.paging.page_out(model.seq, group, some)

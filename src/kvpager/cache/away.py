@@ -9,12 +9,17 @@ One ``AwayPages`` a layer group. It keeps count and lets go; which pages go, and
 """
 
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from kvpager.cache.non_resident import NonResidentPages
-from kvpager.cache.page_copies import PageCopies, PageCopy
+from kvpager.cache.page_copies import PageCopy
 from kvpager.memory.page_table import PageTable
+
+if TYPE_CHECKING:
+    from kvpager.cache.paged_cache import PagedCache
+    from kvpager.cache.sequence import Sequence
 
 Parting = list[tuple[PageCopy, bool]]  # copies that a sequence gives up, and whether its page lay there
 
@@ -77,9 +82,23 @@ class AwayPages:
         return max(0, len(table) - first_page) - self.num_out - self.num_gone
 
 
-def part(copies: PageCopies, parting: Parting) -> None:
-    """Lets go of copies."""
-    for copy, was_used in parting:
-        if was_used:
-            copies.let_go(copy)
-        copies.disown(copy)
+@dataclass(slots=True)
+class PagingCounts:
+    """Pages of running sequences since the cache was opened. ``out``: lost their blocks to a tier; ``back``: got one
+    again; ``dropped``: given back for good, since attention needed them no more; ``lost``: could not be read."""
+
+    out: int = 0
+    back: int = 0
+    dropped: int = 0
+    lost: int = 0
+    has_made_gaps: bool = False  # in the prefix index: pages whose parents may lie below the device
+
+
+def away_of(cache: "PagedCache", seq: "Sequence") -> tuple[AwayPages, ...]:
+    """The sequence's own, made where it has none, and as long as its tables."""
+    if seq.away is None:
+        seq.away = tuple(AwayPages(NonResidentPages.none(len(group.layers))) for group in cache.layout.groups)
+        cache.rows.is_special[seq.row] = True
+    for away, table in zip(seq.away, seq.tables, strict=True):
+        away.reach(len(table))
+    return seq.away

@@ -5,7 +5,6 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from kvpager.cache.check_away import check_away
 from kvpager.cache.prefix_match import page_labels
 from kvpager.cache.sequence import Sequence
 from kvpager.errors import InvariantError
@@ -24,7 +23,7 @@ def check_cache(cache: "PagedCache") -> None:
     for seq in cache.sequences.values():
         _check_sequence(cache, seq)
     _check_sharing(cache)
-    check_away(cache)
+    cache.paging.check()
     cache.retention.check()
 
 
@@ -60,7 +59,7 @@ def _check_published(cache: "PagedCache") -> None:
         parent = cache.index.parent(node)
         if cache.index.group_of_block(block) in full_groups and cache.index.parent(parent) != -1:
             for group in full_groups:
-                if cache.index.block(parent, group) is None and not cache.paging.has_made_gaps:
+                if cache.index.block(parent, group) is None and not cache.paging.counts.has_made_gaps:
                     raise InvariantError(f"I16: the page before block {block} is gone, so it can't be reached")
 
 

@@ -22,7 +22,7 @@ def check_away(cache: "PagedCache") -> None:
     for seq in cache.sequences.values():
         for group in range(cache.layout.num_groups if seq.away is not None else 0):
             _check_columns(cache, seq, group, owners, users)
-    for parting in cache.paging.leaving():
+    for parting in cache.paging.partings.leaving():
         for copy, is_used in parting:
             owners[copy] += 1
             users[copy] += is_used

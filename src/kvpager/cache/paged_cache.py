@@ -275,7 +275,7 @@ class PagedCache:
         twin.tables = tuple(table.copy() for table in seq.tables)
         twin.prefix_tokens, twin.prompt_tokens = seq.prefix_tokens, seq.prompt_tokens
         twin.matched_tokens = seq.matched_tokens
-        self.paging.forked(seq, twin)
+        self.paging.partings.forked(seq, twin)
         twin.priority, twin.tenant = seq.priority, seq.tenant
         twin._node = seq._node
         if seq._root is not None:
@@ -295,7 +295,7 @@ class PagedCache:
             raise ConfigError("a sequence is named twice; free it once")
         for seq in sequences:
             for group, table in enumerate(seq.tables):
-                self.paging.unmapped(seq, group, 0, len(table))
+                self.paging.partings.unmapped(seq, group, 0, len(table))
                 self._give_back(seq, table.mapped_blocks()[::-1])
             self._forget(seq)
         self.retention.let_go(sequences)
@@ -336,7 +336,7 @@ class PagedCache:
                     f"can't truncate to {length}: pages that a token there needs lie before the window and were given "
                     f"back; open the cache with a larger rewind (it is {self._rewind} tokens)"
                 )
-        self.paging.check_cut(seq, length)
+        self.paging.partings.check_cut(seq, length)
         self._cut(seq, length)
         self.retention.cut(seq)
         if seq.tokens is not None:
@@ -346,10 +346,10 @@ class PagedCache:
         row, page_size = seq.row, self.layout.page_size
         pages = self.layout.num_pages(length)
         for group, table in enumerate(seq.tables):
-            self.paging.unmapped(seq, group, pages, len(table))
+            self.paging.partings.unmapped(seq, group, pages, len(table))
             self._give_back(seq, table.unmap(pages, len(table))[::-1])
             self.rows.tail[group, row] = max(0, table.snapshot()[pages - 1]) if pages and len(table) == pages else 0
-        self.paging.cut(seq, length)
+        self.paging.partings.cut(seq, length)
         while (published := int(self.rows.published[row])) > length // page_size or not self._can_stand(seq, published):
             assert seq._node is not None
             seq._node = self.index.parent(seq._node)
@@ -598,7 +598,7 @@ class PagedCache:
             table = seq.tables[group]
             if self.rows.open_steps[seq.row]:
                 table.detach()
-            self.paging.unmapped(seq, group, int(first[at]), int(needed[at]))
+            self.paging.partings.unmapped(seq, group, int(first[at]), int(needed[at]))
             self._give_back(seq, table.unmap(int(first[at]), int(needed[at])))
             self.rows.first_page[group, seq.row] = needed[at]
 

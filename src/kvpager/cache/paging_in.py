@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from kvpager.cache.arriving import let_go, take_held
+from kvpager.cache.away import PagingCounts
 from kvpager.cache.page_copies import PageCopies, PageCopy
 from kvpager.cache.sequence import Sequence
 from kvpager.errors import PagesLost, TierError
@@ -35,10 +36,11 @@ class _Arrival:
 
 
 class Arrivals:
-    def __init__(self, cache: "PagedCache", lower: "LowerPages", copies: PageCopies) -> None:
+    def __init__(self, cache: "PagedCache", lower: "LowerPages", copies: PageCopies, counts: PagingCounts) -> None:
         self._cache = cache
         self._lower = lower
         self._copies = copies
+        self._counts = counts
         self._open: list[_Arrival] = []
 
     def begin(self, seq: Sequence, group: int, pages: np.ndarray) -> None:
@@ -122,7 +124,7 @@ class Arrivals:
         table.move(which, found, TierKind.DEVICE)
         away.rest.clear(which)
         away.num_out -= len(pages)
-        cache.paging.counts.back += len(pages)
+        self._counts.back += len(pages)
         if pages[-1] == len(table) - 1:
             cache.rows.tail[group, seq.row] = found[-1]
 
