@@ -28,6 +28,8 @@ def write_rows(cache: "PagedCache", seq: "Sequence", start: int, k: Rows, v: Row
         return
     _check_visible(cache, seq, start, stop)
     published = int(cache.rows.published[seq.row]) * cache.layout.page_size
+    if start < length and seq.away is not None:
+        raise ConfigError("a sequence with pages away from the device is not overwritten: append to it, or truncate it")
     if start < published:
         raise ConfigError(
             f"can't write from position {start}: positions before {published} are published, and what token ids "
@@ -69,6 +71,14 @@ def _blocks_at(cache: "PagedCache", seq: "Sequence", group: int, positions: np.n
 
 
 def _check_visible(cache: "PagedCache", seq: "Sequence", start: int, stop: int) -> None:
+    """Raises ConfigError where pages of these positions have no block."""
+    if seq.away is not None and start < stop:
+        first, last = start // cache.layout.page_size, cache.layout.num_pages(min(stop, seq.length))
+        if any((table.snapshot()[first:last] < 0).any() for table in seq.tables):
+            raise ConfigError(
+                f"some of positions {start} to {stop} are not on the device: bring them up (cache.paging.page_in), "
+                "unless they were given back for good"
+            )
     for first in cache.rows.first_page[:, seq.row].tolist():
         if start < stop and start // cache.layout.page_size < first:
             raise ConfigError(
