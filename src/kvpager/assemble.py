@@ -2,7 +2,8 @@
 
 import secrets
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property, partial
 
@@ -35,8 +36,12 @@ from kvpager.tiers.quantized_pages import QuantizedPages
 from kvpager.tiers.remote.open import open_remote
 from kvpager.tiers.row_access import RowAccess, Rows
 from kvpager.tiers.staging import Window
+from kvpager.tiers.staging_window import StagingWindow
 from kvpager.tiers.tier import LowerTier
 from kvpager.types import Clock
+
+_SEGMENT_TOKENS = 2048  # attention takes so many positions at once
+_PAGE = 4096  # bytes: memory is taken in these
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +69,7 @@ def open_cache(
     load_deadline: float | None = None,
     tier_dtype: str | None = None,
     max_moving: int | str = "256 MiB",
+    window: int | str | None = None,
     eviction: str = "lru",
     watermarks: Watermarks | None = None,
     prefix_cache: bool = True,
@@ -75,6 +81,7 @@ def open_cache(
     clock: Clock = time.perf_counter,
     arena: Arena | None = None,
     mover: Mover | None = None,
+    nonce: bytes | None = None,
 ) -> PagedCache:
     """A paged KV cache over a pool of ``capacity`` bytes (``"2 GiB"``), or of ``num_blocks`` blocks.
 
@@ -83,7 +90,9 @@ def open_cache(
     (before they are dropped) or ``selective`` (when they are used again). ``load_deadline``: seconds until a page that
     does not come is computed instead. ``tier_dtype``: int8 or float8_e4m3 keeps pages below the device in that format,
     which is lossy (default: as they are). ``max_moving``: bytes under way in each direction, and at most an eighth of
-    the pool. ``mover`` runs the transfers (default: threads).
+    the pool. ``window``: memory through which steps read pages of running sequences that lie on disk or in a remote
+    store ("64 MiB"); by default no sequence can have any there. ``mover`` runs the transfers (default: threads).
+    ``nonce``: names pages that nobody else may find, in tiers that others share; random by default.
 
     ``max_capacity``: what the pool may later grow to (default: as large as it is). ``watermarks``: see
     cache/reclaim.py; by default there is no background reclaim, since dropping a page early gains nothing while there
@@ -124,6 +133,8 @@ def open_cache(
         match_inside_pages=match_inside_pages,
         rewind=rewind,
     )
+    if window is not None and not tiers:
+        raise ConfigError("a window reads pages that lie below the device: give tiers= too, or leave it out")
     cache.retention = Retainer(cache, clock, partial(make_policy, clock=clock), pinned_share)
     if tiers:
         if not fingerprint and not all(isinstance(tier, HostTier) for tier in tiers):
@@ -144,7 +155,20 @@ def open_cache(
         )
         most = _moving_bytes(max_moving, blocks, above.page_bytes)
         stores = _open_tiers(tiers, above)
-        put_below(cache, stores, mover or ThreadMover(_lanes(stores)), clock, when, most, load_deadline, codec)
+        with _closing_if_it_fails(stores):
+            staging = _open_window(window, layout, stores, load_deadline, debug)
+        put_below(
+            cache,
+            stores,
+            mover or ThreadMover(_lanes(stores)),
+            clock,
+            when,
+            most,
+            load_deadline,
+            codec,
+            nonce=nonce,
+            window=staging,
+        )
         cache.sessions = next((open_sessions(each) for each in tiers if isinstance(each, DiskTier)), None)
     return cache
 
@@ -201,6 +225,28 @@ def _why_not_in_place(cache: PagedCache, codec: PageCodec | None) -> str:
     return ""
 
 
+def _open_window(
+    window: int | str | None, layout: KVLayout, stores: Sequence[LowerTier], deadline: float | None, debug: bool
+) -> StagingWindow | None:
+    """Raises ConfigError where it holds no two segments of a layer: one is attended to while the next one comes."""
+    if window is None:
+        return None
+    size, alignment = parse_size(window), max(store.part_alignment for store in stores)
+    pages = layout.num_pages(_SEGMENT_TOKENS)
+    widest = 0
+    for group in layout.groups:
+        part = group.bytes_per_token(layout.item_bytes) // len(group.layers) * layout.page_size
+        lead = max(at * part % alignment for at in range(len(group.layers)))
+        widest = max(widest, -(-(lead + part) // alignment) * alignment)
+    need = 2 * -(-pages * widest // _PAGE) * _PAGE
+    if size < need:
+        raise ConfigError(
+            f"a window of {size:,} bytes is too small: one layer of {_SEGMENT_TOKENS:,} tokens takes "
+            f"{pages * widest:,} bytes, and two of them have to fit; give at least {need:,}"
+        )
+    return StagingWindow(size, stores, deadline=deadline, debug=debug)
+
+
 def _lanes(stores: list[LowerTier]) -> dict[str, int]:
     loads = {f"{store.name} load": store.load_threads for store in stores}
     return loads | {f"{store.name} store": store.store_threads for store in stores}
@@ -208,14 +254,20 @@ def _lanes(stores: list[LowerTier]) -> dict[str, int]:
 
 def _open_tiers(tiers: Sequence[TierOptions], above: _Above) -> list[LowerTier]:
     opened: list[LowerTier] = []
-    try:
+    with _closing_if_it_fails(opened):
         for options in tiers:
             opened.append(_open_tier(options, above))
+    return opened
+
+
+@contextmanager
+def _closing_if_it_fails(stores: Sequence[LowerTier]) -> Iterator[None]:
+    try:
+        yield
     except BaseException:
-        for store in opened:
+        for store in stores:
             store.close()
         raise
-    return opened
 
 
 def _open_tier(options: TierOptions, above: _Above) -> LowerTier:

@@ -65,6 +65,9 @@ class NoWindow:
     num_bytes = 0
     pace = NoPace()
 
+    def close(self) -> None:
+        pass
+
 
 @dataclass(eq=False)
 class Model:

@@ -84,13 +84,15 @@ class AwayPages:
 
 @dataclass(slots=True)
 class PagingCounts:
-    """Pages of running sequences since the cache was opened. ``out``: lost their blocks to a tier; ``back``: got one
-    again; ``dropped``: given back for good, since attention needed them no more; ``lost``: could not be read."""
+    """Since the cache was opened: pages of running sequences that lost their blocks to a tier (``out``), got one again
+    (``back``), were given back for good (``dropped``) or could not be read (``lost``); what steps read where it lay."""
 
     out: int = 0
     back: int = 0
     dropped: int = 0
     lost: int = 0
+    read_bytes: int = 0
+    stalled_seconds: float = 0.0
     has_made_gaps: bool = False  # in the prefix index: pages whose parents may lie below the device
 
 

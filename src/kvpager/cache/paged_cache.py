@@ -691,6 +691,7 @@ class PagedCache:
         self.free(list(self.sequences.values()))
         self.retention.close()
         if self.lower is not None and not self._is_closed:
+            self.paging.close()
             self.lower.close(_CLOSE_SECONDS)
         self._is_closed = True
 

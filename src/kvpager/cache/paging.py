@@ -23,6 +23,7 @@ from kvpager.cache.non_resident import NonResidentPages
 from kvpager.cache.page_copies import PageCopies, PageCopy
 from kvpager.cache.paging_in import Arrivals
 from kvpager.cache.paging_out import Departures
+from kvpager.cache.paging_statistics import PagingStatistics
 from kvpager.cache.partings import Partings
 from kvpager.cache.sequence import Sequence
 from kvpager.cache.step import Step, StepBatch, Touched
@@ -116,6 +117,23 @@ class Paging:
             raise ConfigError(f"a resident limit is not possible here: {why_not}")
         if isinstance(limit, bool) or not isinstance(limit, int) or limit < MIN_LIMIT:
             raise ConfigError(f"a resident limit is a whole number of at least {MIN_LIMIT} pages, not {limit!r}")
+
+    def statistics(self) -> PagingStatistics | None:
+        """None as long as no page of a running sequence was ever away from the device."""
+        counts, copies = self.counts, self.copies
+        if not (counts.out or counts.dropped or (copies is not None and copies.num_held)):
+            return None
+        held = {} if copies is None else {kind: count for kind, count in copies.num_held.items() if count}
+        return PagingStatistics(
+            below=held,
+            out=counts.out,
+            back=counts.back,
+            dropped=counts.dropped,
+            lost=counts.lost,
+            window_bytes=0 if self.window is None else self.window.num_bytes,
+            read_bytes=counts.read_bytes,
+            stalled_seconds=counts.stalled_seconds,
+        )
 
     def can_step(self, seq: Sequence, count: int) -> bool:
         """Whether a step of ``count`` tokens would open without a wait. Begins what it waits for; ask again later."""
@@ -313,6 +331,8 @@ class Paging:
             step.sequences, touched.parts.tolist(), touched.bytes.tolist(), touched.seconds.tolist(), strict=True
         ):
             pages = -(-parts // layers)
+            self.counts.read_bytes += size
+            self.counts.stalled_seconds += seconds
             seq.faults.pages += pages
             seq.faults.bytes += size
             seq.faults.seconds += seconds
@@ -320,6 +340,11 @@ class Paging:
                 self._cache._faults.add(FaultKind.MAJOR, pages, seconds)
 
     # -- order --------------------------------------------------------------------------------------------------
+
+    def close(self) -> None:
+        """Nothing is read below the device any more. REQUIRES: no sequences."""
+        if self.window is not None:
+            self.window.close()
 
     def held_blocks(self) -> list[int]:
         """Blocks that loads hold, one entry for each hold."""

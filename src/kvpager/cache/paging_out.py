@@ -17,7 +17,7 @@ from kvpager.cache.away import PagingCounts, away_of
 from kvpager.cache.page_copies import PageCopies, PageCopy
 from kvpager.cache.sequence import Sequence
 from kvpager.cache.working_set import order
-from kvpager.checksum import checksums
+from kvpager.checksum import row_checksums
 from kvpager.memory.page_table import UNMAPPED
 from kvpager.prefix.hashing import block_key
 from kvpager.tiers.tier import Page
@@ -125,6 +125,7 @@ class Departures:
             else:
                 table.move(which, there, tier.kind)
         away.copies.update(copies)
+        self._counts.has_made_gaps = True
         away.num_out += len(pages)
 
     def _part_checksums(self, group: int, blocks: np.ndarray) -> np.ndarray | None:
@@ -132,18 +133,15 @@ class Departures:
         memory = getattr(self._cache.arena, "blocks", None)
         if not isinstance(memory, np.ndarray):
             return None
-        layout = self._cache.layout
-        layers = len(layout.groups[group].layers)
-        size = layout.groups[group].bytes_per_token(layout.item_bytes) * layout.page_size // layers
-        parts = [memory[block, at * size : (at + 1) * size] for block in blocks.tolist() for at in range(layers)]
-        return np.array(checksums(parts), np.uint64).reshape(len(blocks), layers)
+        shape, layout = self._cache.layout.groups[group], self._cache.layout
+        layers, size = len(shape.layers), shape.bytes_per_token(layout.item_bytes) * layout.page_size
+        return np.stack([row_checksums(memory[block, :size].reshape(layers, -1)) for block in blocks.tolist()])
 
     def _give_back(self, blocks: np.ndarray) -> None:
         """One mapping less; blocks that nobody else maps leave the prefix index, and are free."""
         cache = self._cache
         lone = blocks[(cache.pool.refcount[blocks] == 1) & cache.pool.indexed[blocks]]
         if len(lone):
-            self._counts.has_made_gaps = True
             cache.evictable.left(lone)
             for block in lone.tolist():
                 node = cache.index.node_of_block(block)

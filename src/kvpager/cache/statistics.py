@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from kvpager.cache.fault import FaultCount
+from kvpager.cache.paging_statistics import PagingStatistics
 from kvpager.cache.reclaim import ReclaimCounts
 from kvpager.cache.retention_terms import RetentionStatistics
 from kvpager.cache.tier_lines import tier_lines
@@ -55,6 +56,7 @@ class CacheStatistics:
     tiers: tuple[TierStatistics, ...] = ()  # below the device, the nearest first
     migration: MigrationStatistics | None = None
     retention: RetentionStatistics | None = None  # None where nothing was ever retained
+    paging: PagingStatistics | None = None  # None where no page of a running sequence was ever away from the device
 
     def __str__(self) -> str:
         b = self.blocks
@@ -69,6 +71,7 @@ class CacheStatistics:
             f"faults   {faults}\n"
             f"reclaim  {self.reclaim.background} background, {self.reclaim.direct} direct"
             + ("" if self.retention is None else f"\n{self.retention}")
+            + ("" if self.paging is None else f"\n{self.paging}")
             + self._tiers()
         )
 
@@ -99,6 +102,7 @@ def read_statistics(cache: "PagedCache") -> CacheStatistics:
         tiers=() if lower is None else tuple(tier.statistics() for tier in lower.migration.tiers),
         migration=None if lower is None else lower.migration.statistics(),
         retention=cache.retention.statistics(),
+        paging=cache.paging.statistics(),
     )
 
 

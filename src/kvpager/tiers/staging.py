@@ -90,6 +90,10 @@ class Window(Protocol):
     num_bytes: int
     pace: Pace
 
+    def close(self) -> None:
+        """Ends the threads that read. REQUIRES: every stream is closed."""
+        ...
+
     def stream(self, requests: Iterator[PartRequest]) -> PartStream:
         """Reads the parts of ``requests`` in order, ahead of need. Several streams may be open.
 
