@@ -105,6 +105,7 @@ class SnapKV:
 
 Attend = Exact | Selective | SinksAndWindow | HeavyHitters | SnapKV
 _KINDS = {kind.name: kind for kind in (Exact, Selective, SinksAndWindow, HeavyHitters, SnapKV)}
+ATTEND_NAMES = tuple(_KINDS)
 EXACT = Exact()
 
 

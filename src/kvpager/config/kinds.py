@@ -5,6 +5,7 @@ import re
 from dataclasses import dataclass
 from typing import Protocol
 
+from kvpager.config.attend import ATTEND_NAMES, describe, parse_attend
 from kvpager.config.memory import resolve_capacity
 from kvpager.config.quotas import TenantQuota, parse_quota
 from kvpager.config.sizes import MAX_SIZE, parse_size
@@ -99,6 +100,19 @@ class Fraction:
 
 
 @dataclass(frozen=True, slots=True)
+class PositiveFraction:
+    legal: str = "a number above 0 and at most 1"
+
+    def parse(self, text: str) -> float:
+        return self.check(float(text))
+
+    def check(self, value: object) -> float:
+        if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value <= 1:
+            raise ValueError
+        return float(value)
+
+
+@dataclass(frozen=True, slots=True)
 class Text:
     """A text that ``pattern`` matches whole."""
 
@@ -150,6 +164,36 @@ class Capacity:
             raise ValueError
         resolve_capacity(value, available=MAX_SIZE)
         return value
+
+
+@dataclass(frozen=True, slots=True)
+class Bytes:
+    """A size; stays as it was written."""
+
+    legal: str = "a size such as '64MiB'"
+
+    def parse(self, text: str) -> str | int:
+        return self.check(text)
+
+    def check(self, value: object) -> str | int:
+        if not isinstance(value, (str, int)) or isinstance(value, bool) or parse_size(value) < 1:
+            raise ValueError
+        return value
+
+
+@dataclass(frozen=True, slots=True)
+class AttendText:
+    """A way to attend, in the form in which it is shown."""
+
+    legal: str = f"one of {', '.join(ATTEND_NAMES)}, with settings such as 'selective:budget=4096'"
+
+    def parse(self, text: str) -> str:
+        return self.check(text)
+
+    def check(self, value: object) -> str:
+        if not isinstance(value, str):
+            raise ValueError
+        return describe(parse_attend(value))
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,12 +15,15 @@ from typing import Any
 
 from kvpager.config.kinds import (
     LISTS,
+    AttendText,
+    Bytes,
     Capacity,
     File,
     Flag,
     Fraction,
     Kind,
     PageSize,
+    PositiveFraction,
     Quotas,
     Seconds,
     Share,
@@ -177,6 +180,34 @@ class Options:
         Whole(1),
         "Requests that may wait to run; more are refused at once.",
         "Lower it to refuse early under overload; raise it for large offline batches.",
+    )
+    demand_paging: str = _option(
+        AUTO,
+        Text("'auto' or 'off'", "auto|off"),
+        "Requests that do not fit into the pool: 'auto' runs them all the same where a tier below can hold the rest of "
+        "their pages, which each step then reads from there; 'off' refuses them.",
+        "'off' where such a request should fail at once rather than be slow.",
+    )
+    resident_share: float = _option(
+        0.5,
+        PositiveFraction(),
+        "Share of the pool that a request which does not fit may keep on the device; one that comes beside it may keep "
+        "the same share of what is left, and so on.",
+        "0.9 where one such request runs at a time: what is kept need not be read again for each token. Lower it to "
+        "leave more room to ordinary requests.",
+    )
+    window: str | int = _option(
+        "64MiB",
+        Bytes(),
+        "Memory through which pages of such requests are read from a disk or a remote tier, a layer at a time.",
+        "Raise it where reading waits in spite of a fast tier; an error says the least that a model needs.",
+    )
+    attend: str = _option(
+        "exact",
+        AttendText(),
+        "How requests attend to their context unless they say so themselves: 'exact', or approximately: answers then "
+        "differ from those of the whole context, and say so.",
+        "For long contexts where speed matters more than the exact answer; docs/log.md has figures.",
     )
     max_context: int | None = _option(
         None,

@@ -5,6 +5,7 @@ from collections.abc import Sequence as List
 from typing import TYPE_CHECKING
 
 from kvpager.cache.retention_terms import Retention
+from kvpager.config.attend import Attend
 from kvpager.engine.endings import EndedBy
 from kvpager.engine.request import Completion, Request
 from kvpager.engine.sampling_params import Sampling
@@ -22,6 +23,7 @@ def answers(
     scope: Scope,
     ended: EndedBy | None,
     retain: tuple[Retention, ...],
+    attend: Attend | str | None,
 ) -> Iterator[Completion]:
     """Each choice of each prompt as it finishes; as many prompts wait as the queue takes."""
     feed = enumerate(prompts)
@@ -36,7 +38,9 @@ def answers(
                     break
                 index, prompt = item
                 own = sampling if isinstance(sampling, Sampling) else sampling[index]
-                request = engine.submit(prompt, own, scope=scope, index=index, ended=ended, retain=retain)
+                request = engine.submit(
+                    prompt, own, scope=scope, index=index, ended=ended, retain=retain, attend=attend
+                )
                 mine[request.id] = request
             if engine.has_work:  # perhaps only that of others, who fill the queue
                 engine.step()

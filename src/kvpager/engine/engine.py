@@ -6,7 +6,8 @@
 
 The engine carries out what engine/scheduler.py decides of what engine/scheduler_view.py shows, once engine/loading.py
 has brought up what lower tiers have. It owns the cache, and every call must come from one thread (``cancel`` and
-``submit`` too). Between two calls of ``step`` no step is open, so all books agree and can be checked.
+``submit`` too). Between two calls of ``step`` no step is open but that of the second lane, where requests are computed
+whose pages do not fit on the device (engine/slow_steps.py); so all books agree and can be checked.
 """
 
 from array import array
@@ -18,31 +19,36 @@ from time import perf_counter
 from types import TracebackType
 from typing import Any
 
-import numpy as np
 from torch import Tensor
 from transformers import PreTrainedModel
 
 from kvpager.cache.retention_terms import Retention
 from kvpager.cache.sequence import Sequence
 from kvpager.config import Options, load_options
+from kvpager.config.attend import EXACT, Attend, Exact, parse_attend
 from kvpager.engine.answers import answers
 from kvpager.engine.check import check_engine
 from kvpager.engine.endings import EndedBy, Endings
+from kvpager.engine.faults import NO_FAULTS
 from kvpager.engine.intake import Intake, Prompt
 from kvpager.engine.loading import Loading
 from kvpager.engine.output import take
+from kvpager.engine.piece import Piece
 from kvpager.engine.recording import Recording
 from kvpager.engine.request import Branch, BranchState, Completion, FinishReason, Request, TokenEvent, completion
 from kvpager.engine.sampling import SampledToken, SamplingFailure, sample
 from kvpager.engine.sampling_params import Sampling
-from kvpager.engine.scheduler import Decision, Running, decide, effective_rank, new_blocks
+from kvpager.engine.scheduler import Admission, Decision, Running, decide, effective_rank, new_blocks, num_kept
 from kvpager.engine.scheduler_view import SchedulerView, queue_order
 from kvpager.engine.setup import build
+from kvpager.engine.slow_lane import Abandoned
+from kvpager.engine.slow_steps import SlowStep, SlowSteps
 from kvpager.engine.statistics import EngineStatistics, StartCounts
-from kvpager.errors import ConfigError, RequestError
+from kvpager.errors import ConfigError, OutOfBlocks, PagesLost, RequestError
 from kvpager.prefix.hashing import Scope
 from kvpager.types import TierKind
 
+_MAX_LOSSES = 3  # of a request's pages below the device, without a token more than before
 _HUNG_SECONDS = 60.0  # without a token, while transfers that do not end hold the blocks that are needed
 _NO_SAMPLING = Sampling()
 _NO_SCOPE = Scope()
@@ -78,7 +84,7 @@ class Engine:
         self.layout = parts.limits.layout
         self.chunk = parts.limits.chunk
         self.vocab_size = parts.vocab_size
-        self.max_tokens = parts.max_tokens
+        self.max_tokens, self.max_request_tokens = parts.max_tokens, parts.max_request_tokens
         self._requests: dict[int, Request] = {}
         self._running: dict[int, Branch] = {}
         self._waiting: dict[int, Branch] = {}
@@ -93,6 +99,9 @@ class Engine:
         self._generated_tokens = self._preemptions = self._steps = self._finished = 0
         self._model_seconds = self._bookkeeping_seconds = self._sampling_seconds = 0.0
         self._stuck_since: float | None = None
+        self._slow = SlowSteps(self.cache, self.runner, perf_counter)
+        self._slow_steps, self._faults = 0, NO_FAULTS
+        self._attend = parse_attend(self.options.attend)
         self._is_open, self._is_stepping = True, False
         self._cancelled_meanwhile: list[int] = []
         self._resources = ExitStack()
@@ -119,20 +128,23 @@ class Engine:
         index: int = 0,
         ended: EndedBy | None = None,
         retain: Iterable[Retention] = (),
+        attend: Attend | str | None = None,
     ) -> Request:
         """Queues a request. Raises RequestError, with the limit, for one that can never run or a full queue.
 
         ``priority``: who runs first, larger before smaller; it says nothing of how long pages are kept. ``ended``: says
         of each finished choice why it ended, instead of the engine's. ``retain``: what to pin, rank or let run out of
-        its pages; ``Completion.retained`` has the answers.
+        its pages; ``Completion.retained`` has the answers. ``attend``: how it attends to its context, instead of as the
+        options say; whatever is not exact is named in ``Completion.attention``.
         """
         self._check_open()
         ids = self.encode(prompt)
         self._intake.check(ids, sampling)
         if len(self._waiting) >= self.options.max_waiting:
             raise RequestError(f"the queue is full: {len(self._waiting)} requests are waiting; retry later")
-        request = Request(self._next_request, index, ids, sampling, priority, scope, self.max_tokens, ended)
+        request = Request(self._next_request, index, ids, sampling, priority, scope, self.max_request_tokens, ended)
         request.retain = tuple(retain)
+        request.attend = self._read_attend(attend)
         request.came = perf_counter()
         self._next_request += 1
         self._intake.add_branches(request)
@@ -158,6 +170,10 @@ class Engine:
         """Token ids of a prompt. Texts go through the tokenizer, with its special tokens."""
         return self._intake.encode(prompt)
 
+    def _read_attend(self, attend: Attend | str | None) -> Attend:
+        found = self._attend if attend is None else parse_attend(attend) if isinstance(attend, str) else attend
+        return EXACT if isinstance(found, Exact) else found
+
     def _check_open(self) -> None:
         if not self._is_open:
             raise ConfigError("this engine is closed; open another one")
@@ -177,6 +193,8 @@ class Engine:
         for branch in request.branches:
             if branch.state is not BranchState.FINISHED:
                 self._deliver(branch.event(None, self._finish(branch, FinishReason.CANCELLED)))
+        if all(branch.state is BranchState.FINISHED for branch in self._slow.branches):
+            self._slow.abandon()  # so that its pages go back now
         return True
 
     @property
@@ -195,6 +213,7 @@ class Engine:
         scope: Scope = _NO_SCOPE,
         ended: EndedBy | None = None,
         retain: Iterable[Retention] = (),
+        attend: Attend | str | None = None,
     ) -> Iterator[Completion]:
         """Runs all prompts and yields each choice when it has finished. ``completion.index`` is the prompt's place.
 
@@ -203,7 +222,7 @@ class Engine:
         """
         if isinstance(prompts, List):
             prompts = self._intake.check_all(prompts, sampling)
-        yield from answers(self, prompts, sampling, scope, ended, tuple(retain))
+        yield from answers(self, prompts, sampling, scope, ended, tuple(retain), attend)
 
     def stream(
         self,
@@ -214,12 +233,15 @@ class Engine:
         scope: Scope = _NO_SCOPE,
         ended: EndedBy | None = None,
         retain: Iterable[Retention] = (),
+        attend: Attend | str | None = None,
     ) -> Iterator[TokenEvent]:
         """Runs one prompt, beside whatever else is queued or streamed, and yields its tokens.
 
         Each choice ends with an event that has a ``finish_reason``. Leaving early cancels the request.
         """
-        request = self.submit(prompt, sampling, priority=priority, scope=scope, ended=ended, retain=retain)
+        request = self.submit(
+            prompt, sampling, priority=priority, scope=scope, ended=ended, retain=retain, attend=attend
+        )
         events = self._streams[request.id] = deque()
         try:
             while events or not request.is_finished:
@@ -256,39 +278,52 @@ class Engine:
         begin = perf_counter()
         self.loading.collect()
         self.cache.retention.tick()
-        running, queue = self._view.running(self._running), queue_order(self._waiting.values())
+        running = self._view.running(self._running, self._slow.branches)
+        queue, kept = queue_order(self._waiting.values()), num_kept(running)
         if self.loading.is_used:
-            self.loading.advance(queue, self._view.num_spare(running), is_idle=not running)
+            fast = [branch for branch in queue if not self._view.will_be_slow(branch, kept)]
+            self.loading.advance(fast, self._view.num_spare(running), is_idle=not running)
         self.cache.let_pins_yield(False)
         decision = self._decide(running, queue)
-        if not decision.work and self.has_work and not self.loading.num_loading and self.cache.retention.num_pinned:
+        is_stuck = not (decision.does_anything or self._slow.branches or self.loading.num_loading)
+        if is_stuck and self.has_work and self.cache.retention.num_pinned:
             self.cache.let_pins_yield(True)  # until the next pass
             decision = self._decide(running, queue)
         for key in decision.preempted:
             self._preempt(self._running[key])
         for admission in decision.admitted:
-            self._admit(self._waiting[admission.key], admission.prefix_tokens)
+            self._admit(self._waiting[admission.key], admission)
         for branch in self._waiting.values():
             branch.waited += 1
+        self._begin_slow_step([(self._running[key], count) for key, count in decision.slow.items()])
         self._bookkeeping_seconds += perf_counter() - begin
         work = [(self._running[key], count) for key, count in decision.work.items()]
-        if not work:
+        if not (work or decision.admitted or self._slow.branches):
             if self.has_work:
                 self._rest(queue, begin)
             return []
         self._stuck_since = None
-        self._steps += 1
-        pieces = [work] if self.chunk is None else [[item] for item in work]
-        return [event for piece in pieces if self._still_fits(piece) for event in self._compute(piece)]
+        events: list[TokenEvent] = []
+        begin = perf_counter()
+        if work:
+            self._steps += 1
+            pieces = [work] if self.chunk is None else [[item] for item in work]
+            events += [event for piece in pieces if self._still_fits(piece) for event in self._compute(piece)]
+        done = self._slow.turn(perf_counter() - begin if work else None)
+        return events if done is None else events + self._end_slow_step(done)
 
     def _decide(self, running: list[Running], queue: list[Branch]) -> Decision:
-        waiting = self._view.waiting(queue, self.loading.turn)
+        waiting = self._view.waiting(queue, self.loading.turn, num_kept(running))
         return decide(self.limits, running, waiting, self.cache.num_available, self.loading.reserved)
 
     def _rest(self, queue: list[Branch], now: float) -> None:
         """Nothing can run. Transfers are waited for, but not without end: who needs the blocks they hold then fails."""
         waits_for_load = self.loading.num_loading > 0
-        if not self.loading.rest() or waits_for_load or self._stuck_since is None:
+        is_waiting = self.loading.rest()
+        slow = [branch for branch in self._running.values() if branch.is_slow]
+        if slow and not is_waiting:
+            self._fail(slow[0], "the tiers below have no room for its pages that do not fit on the device")
+        elif not is_waiting or waits_for_load or self._stuck_since is None:
             self._stuck_since = now
         elif now - self._stuck_since > _HUNG_SECONDS:
             running = sorted(self._running.values(), key=lambda branch: (-branch.rank, branch.key))
@@ -310,19 +345,15 @@ class Engine:
             needed += new_blocks(self.layout, seq.length, seq.length + count)
         return needed <= self.cache.num_available
 
-    def _admit(self, branch: Branch, prefix_tokens: int) -> None:
+    def _admit(self, branch: Branch, admission: Admission) -> None:
         del self._waiting[branch.key]
         branch.rank = effective_rank(branch.request.priority, branch.waited)
         branch.move(BranchState.RUNNING)
-        publish_until = None if self.chunk is None else len(branch.request.prompt) // self.chunk * self.chunk
-        branch.sequence = self.cache.sequence(
-            branch.known_tokens(),
-            scope=branch.request.scope,
-            max_prefix=prefix_tokens,
-            publish_until=publish_until,
-            came_up=self.loading.leave(branch),
-            retain=branch.request.retain,
-        )
+        branch.keeps, branch.is_slow = admission.keeps, admission.prefix_tokens is None
+        if branch.is_slow and not branch.was_slow:
+            branch.was_slow = True
+            self._starts.oversized_requests += 1
+        branch.sequence = self._open_sequence(branch, admission)
         if branch.request.matched is None:
             branch.request.matched = branch.sequence.prefix_tokens
         branch.sequence.prompt_tokens = len(branch.request.prompt)  # of what is known, some may be output
@@ -335,12 +366,44 @@ class Engine:
             self._starts.resumed(branch.lost, found)
         self._running[branch.key] = branch
 
+    def _open_sequence(self, branch: Branch, admission: Admission) -> Sequence:
+        came_up, keeps = self.loading.leave(branch), admission.keeps
+
+        def opened(max_prefix: int | None) -> Sequence:
+            return self.cache.sequence(
+                branch.known_tokens(),
+                scope=branch.request.scope,
+                max_prefix=max_prefix,
+                publish_until=self._publish_until(branch.request),
+                came_up=came_up,
+                retain=branch.request.retain,
+                resident_limit=None if keeps is None else keeps // self.layout.num_groups,
+                non_resident=branch.is_slow,
+            )
+
+        if self.chunk is None or not branch.is_slow:
+            return opened(admission.prefix_tokens)
+        seq = opened(min(branch.num_known, len(branch.request.prompt)) // self.chunk * self.chunk)
+        while (found := seq.prefix_tokens) % self.chunk:  # only whole canonical pieces have the bits of a recomputation
+            seq.free()
+            seq = opened(found // self.chunk * self.chunk)
+        return seq
+
+    def _publish_until(self, request: Request) -> int | None:
+        """Only whole canonical pieces of the prompt have the bits of a recomputation; and what is computed after an
+        approximate prompt, or by approximation, is not what others look for."""
+        prompt = len(request.prompt)
+        if self.chunk is not None:
+            return prompt // self.chunk * self.chunk
+        return None if request.attend is EXACT else prompt
+
     def _preempt(self, branch: Branch) -> None:
         seq = branch.running_sequence
         branch.lost = seq.length
         self.cache.retention.suspend(seq)
         seq.free()
-        branch.sequence = None
+        branch.earlier_faults = branch.faults
+        branch.sequence, branch.keeps, branch.is_slow = None, None, False
         branch.preemptions += 1
         self._preemptions += 1
         del self._running[branch.key]
@@ -349,35 +412,88 @@ class Engine:
 
     def _compute(self, work: list[tuple[Branch, int]]) -> list[TokenEvent]:
         begin = perf_counter()
-        branches = [branch for branch, _ in work]
-        counts = np.array([count for _, count in work], np.int64)
-        sequences = [branch.running_sequence for branch in branches]
-        ends = np.cumsum(counts) - 1
-        due = [i for i, (branch, count) in enumerate(work) if sequences[i].length + count == branch.num_known]
-        prefill = sum(
-            count for (branch, count), seq in zip(work, sequences, strict=True) if branch.num_known - seq.length > 1
-        )
+        piece = Piece.of(work)
         try:
-            with self.cache.step_over(sequences, counts) as step:
+            with self.cache.step_over(piece.sequences, piece.counts) as step:
                 opened = perf_counter()
-                logits = self.runner.forward(step.batch, _new_tokens(sequences, counts), ends[due])
+                logits = self.runner.forward(step.batch, piece.tokens, piece.sample_at)
                 computed = perf_counter()
             closed = perf_counter()
-            chosen = self._sample([branches[i] for i in due], logits)
+            chosen = self._sample([piece.branches[i] for i in piece.due], logits)
         except BaseException as error:
-            for branch in branches:
+            for branch in piece.branches:
                 self._fail(branch, f"the model failed: {error}")
             raise
         self._bookkeeping_seconds += opened - begin + closed - computed
         self._model_seconds += computed - opened
-        self.loading.model.stepped(prefill, int(counts.sum()) - prefill, computed - opened)
-        for i in due:
-            self._fork_waiting(branches[i])
+        self.loading.model.stepped(piece.num_prefill, piece.num_tokens - piece.num_prefill, computed - opened)
+        events = self._take_all([piece.branches[i] for i in piece.due], chosen)
+        self._sampling_seconds += perf_counter() - closed
+        return events
+
+    def _take_all(
+        self, due: list[Branch], chosen: list[tuple[Branch, SampledToken | SamplingFailure]]
+    ) -> list[TokenEvent]:
+        for branch in due:
+            self._fork_waiting(branch)
         events = [self._take(branch, result) for branch, result in chosen]
         for event in events:
             self._deliver(event)
-        self._sampling_seconds += perf_counter() - closed
         return events
+
+    # -- the second lane ----------------------------------------------------------------------------------------
+
+    def _begin_slow_step(self, wanted: list[tuple[Branch, int]]) -> None:
+        """Opens the next step of slow branches, if none is under way, with those that need not wait for a write."""
+        paging = self.cache.paging
+        if not wanted or self._slow.branches:
+            return
+        work = [item for item in wanted if paging.can_step(item[0].running_sequence, item[1])]
+        if self.chunk is not None:
+            work = sorted(work, key=lambda item: item[0].served_at)[:1]  # each alone, and in turns
+        while work:
+            try:
+                self._slow.begin(work)
+            except OutOfBlocks:
+                work = work[: len(work) // 2]  # each fits, but not all of them together
+            except PagesLost as lost:
+                self._recompute(lost)
+                return
+            else:
+                for branch, _ in work:
+                    branch.served_at = self._slow_steps
+                return
+
+    def _end_slow_step(self, done: SlowStep) -> list[TokenEvent]:
+        piece, error = done.piece, done.error
+        self._slow_steps += 1
+        self._model_seconds += done.seconds
+        is_here = [b.sequence is seq for b, seq in zip(piece.branches, piece.sequences, strict=True)]
+        if isinstance(error, PagesLost):
+            self._recompute(error)
+        elif error is not None:
+            if not isinstance(error, Abandoned):
+                for branch in (b for b, here in zip(piece.branches, is_here, strict=True) if here):
+                    self._fail(branch, f"the model failed: {error}")
+                raise error
+        else:
+            assert done.logits is not None
+            rows = [row for row, at in enumerate(piece.due) if is_here[at]]
+            due = [piece.branches[piece.due[row]] for row in rows]
+            return self._take_all(due, self._sample(due, done.logits[rows]))
+        return []
+
+    def _recompute(self, lost: PagesLost) -> None:
+        """Whose pages are lost starts again, with what can still be found of them; not without end."""
+        sequences = self.cache.paging.lose(lost)
+        for branch in [branch for branch in self._running.values() if branch.sequence in sequences]:
+            length = branch.running_sequence.length
+            branch.losses = branch.losses + 1 if length <= branch.furthest else 1
+            branch.furthest = max(branch.furthest, length)
+            if branch.losses < _MAX_LOSSES:
+                self._preempt(branch)
+            else:
+                self._fail(branch, f"its pages below the device were lost {branch.losses} times: {lost.cause}")
 
     def _sample(self, branches: list[Branch], logits: Tensor) -> list[tuple[Branch, SampledToken | SamplingFailure]]:
         """The next token of each branch, and of those that will be forked from it; ``logits`` [branches, vocab]."""
@@ -396,6 +512,7 @@ class Engine:
         for twin in branch.forks_to_come():
             twin.sequence = branch.running_sequence.fork()
             twin.rank = branch.rank
+            twin.keeps, twin.is_slow, twin.was_slow = branch.keeps, branch.is_slow, branch.was_slow
             twin.prefix_by_tier = {TierKind.DEVICE: len(branch.request.prompt)}
             twin.move(BranchState.RUNNING)
             del self._forking[twin.key]
@@ -432,7 +549,9 @@ class Engine:
         if branch.sequence is not None:
             branch.sequence.free(branch.stop)
             branch.retained = branch.sequence.retained
+            branch.earlier_faults = branch.faults
             branch.sequence = None
+        self._faults += branch.faults
         for group in (self._running, self._waiting, self._forking):
             group.pop(branch.key, None)
         self.loading.leave(branch)
@@ -467,6 +586,10 @@ class Engine:
             model_seconds=self._model_seconds,
             bookkeeping_seconds=self._bookkeeping_seconds,
             sampling_seconds=self._sampling_seconds,
+            oversized_requests=self._starts.oversized_requests,
+            slow_steps=self._slow_steps,
+            faults=sum((each.faults for each in (*self._running.values(), *self._waiting.values())), self._faults),
+            approximate_requests=dict(self._starts.approximate_requests),
         )
 
     def weights_changed(self) -> None:
@@ -489,6 +612,7 @@ class Engine:
         self._is_open = False
         for request_id in list(self._requests):
             self.cancel(request_id)
+        self._slow.close()
         self.cache.close()
         self._resources.close()
 
@@ -499,15 +623,6 @@ class Engine:
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         self.close()
-
-
-def _new_tokens(sequences: list[Sequence], counts: np.ndarray) -> "array[int]":
-    tokens = array("i")
-    for seq, count in zip(sequences, counts.tolist(), strict=True):
-        assert seq.tokens is not None
-        start = seq.length
-        tokens.extend(seq.tokens[start : start + count])
-    return tokens
 
 
 __all__ = ["Completion", "Engine", "EngineStatistics", "FinishReason", "TokenEvent", "completion"]

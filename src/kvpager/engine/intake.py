@@ -13,6 +13,7 @@ from kvpager.engine.detokenizer import Detokenizer
 from kvpager.engine.request import Branch, BranchState, Request
 from kvpager.engine.sampling import SamplerRow, TokenCounts
 from kvpager.engine.sampling_params import Sampling
+from kvpager.engine.scheduler import blocks_of_request, slow_share
 from kvpager.engine.setup import EngineParts
 from kvpager.errors import ConfigError, RequestError
 
@@ -51,12 +52,21 @@ class Intake:
         sampling.check_vocabulary(parts.vocab_size)
         if sampling.stop and parts.tokenizer is None:
             raise RequestError("stop strings need a tokenizer; use stop_token_ids")
-        if len(ids) > parts.max_tokens:
+        if len(ids) > parts.max_request_tokens:
             raise RequestError(
-                f"the prompt has {len(ids)} tokens, but at most {parts.max_tokens} fit (model context "
+                f"the prompt has {len(ids)} tokens, but at most {parts.max_request_tokens} fit (model context "
                 f"{parts.max_context}, pool {parts.cache.pool.num_blocks} blocks of "
-                f"{layout.page_size} tokens over {layout.num_groups} layer groups)"
+                f"{layout.page_size} tokens over {layout.num_groups} layer groups; {parts.below})"
             )
+        slow = parts.limits.slow
+        needs = blocks_of_request(parts.limits, len(ids), sampling.max_tokens, parts.max_request_tokens)
+        if slow is not None and needs > slow.num_blocks:
+            keeps = slow_share(slow, layout.num_groups, kept=0, width=sampling.n)
+            if keeps < slow.least:
+                raise RequestError(
+                    f"each of n={sampling.n} choices that do not fit needs {slow.least} blocks of the pool, but may "
+                    f"keep {keeps}: ask for fewer choices, or raise the capacity"
+                )
         if sampling.n > self._options.max_running:
             raise RequestError(f"n={sampling.n} choices run together, but max_running is {self._options.max_running}")
 

@@ -23,7 +23,9 @@ from typing import TYPE_CHECKING
 
 from kvpager.cache.retention_terms import Retained, Retention
 from kvpager.cache.sequence import Sequence
+from kvpager.config.attend import EXACT, Attend, describe
 from kvpager.engine.detokenizer import Detokenizer
+from kvpager.engine.faults import NO_FAULTS, Faults
 from kvpager.engine.sampling import SampledToken, SamplerRow, TokenLogprob
 from kvpager.engine.sampling_params import Sampling
 from kvpager.errors import InvariantError
@@ -59,7 +61,10 @@ class FinishReason(Enum):
 
 @dataclass(frozen=True, slots=True)
 class TokenEvent:
-    """One generated token. ``text`` is what became certain with it, perhaps nothing. ``finish_reason`` on the last."""
+    """One generated token. ``text`` is what became certain with it, perhaps nothing. ``finish_reason`` on the last.
+
+    ``attention``: "exact", or by which approximation it was computed. ``faults``: of its choice so far.
+    """
 
     request_id: int
     choice: int
@@ -68,6 +73,8 @@ class TokenEvent:
     logprob: float | None = None
     top: tuple[TokenLogprob, ...] = ()
     finish_reason: FinishReason | None = None
+    attention: str = EXACT.name
+    faults: Faults = NO_FAULTS
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +82,8 @@ class Completion:
     """A finished choice. ``index``: the prompt's place in the call. ``token_ids`` include the token that ended it.
 
     ``prompt_tokens`` = ``prefix_tokens`` (found, where ``prefix_by_tier`` says) + computed. ``preemptions``: how often
-    it was stopped and resumed.
+    it was stopped and resumed. ``attention``: "exact", or by which approximation it was computed (config/attend.py).
+    ``is_oversized``: its pages did not fit on the device; ``faults``: what reading the others took.
     """
 
     request_id: int
@@ -91,6 +99,9 @@ class Completion:
     logprobs: tuple[SampledToken, ...] = ()
     retained: tuple[Retained, ...] = ()  # what became of the request's retentions
     error: str = ""
+    attention: str = EXACT.name
+    is_oversized: bool = False
+    faults: Faults = NO_FAULTS
 
     @property
     def computed_tokens(self) -> int:
@@ -117,6 +128,13 @@ class Branch:
     lost: int = 0  # tokens that were computed when it was last preempted
     waited: int = 0  # scheduling passes since it was last put into the queue, or before
     rank: int = 0  # importance while running: its priority, raised by waiting
+    keeps: int | None = None  # blocks that it may have, while it runs; None: as many as it needs
+    is_slow: bool = False  # while it runs: in the second lane, as its pages do not fit
+    was_slow: bool = False
+    served_at: int = -1  # slow step that it was last part of
+    earlier_faults: Faults = NO_FAULTS  # of sequences that it has had
+    losses: int = 0  # of its pages below the device, one after the other without a token more than before
+    furthest: int = 0  # tokens that were computed at the last of them
     finish_reason: FinishReason | None = None
     stop: StopReason = StopReason.UNKNOWN
     retained: tuple[Retained, ...] = ()  # the answers, once it let go of its pages
@@ -131,6 +149,10 @@ class Branch:
     def prefix_tokens(self) -> int:
         """Tokens found at its first admission."""
         return sum((self.prefix_by_tier or {}).values())
+
+    @property
+    def faults(self) -> Faults:
+        return self.earlier_faults if self.sequence is None else self.earlier_faults.plus(self.sequence.faults)
 
     @property
     def num_known(self) -> int:
@@ -163,6 +185,8 @@ class Branch:
             logprob=None if result is None else result.logprob,
             top=() if result is None else result.top,
             finish_reason=self.finish_reason,
+            attention=self.request.attention,
+            faults=self.faults,
         )
 
 
@@ -171,6 +195,7 @@ class Request:
     """``priority``: higher goes first; waiting raises it, so nobody waits for ever. ``limit``: tokens at most, with
     the prompt, by the model's context and the pool. ``ended``: says why a choice ended. ``matched``: tokens of the
     prompt that were found when it first started; None before. ``came``: when it was submitted, in the engine's seconds.
+    ``attend``: how it attends to its context.
     """
 
     id: int
@@ -184,7 +209,13 @@ class Request:
     matched: int | None = None
     came: float = 0.0
     retain: tuple[Retention, ...] = ()
+    attend: Attend = EXACT
     branches: list[Branch] = field(default_factory=list)
+
+    @property
+    def attention(self) -> str:
+        """How it attends, in words."""
+        return EXACT.name if self.attend is EXACT else describe(self.attend)
 
     @property
     def is_finished(self) -> bool:
@@ -213,4 +244,7 @@ def completion(branch: Branch) -> Completion:
         logprobs=tuple(branch.logprobs),
         retained=branch.retained,
         error=branch.error,
+        attention=branch.request.attention,
+        is_oversized=branch.was_slow,
+        faults=branch.faults,
     )

@@ -13,16 +13,24 @@ One pass:
        blocks reserved for branches whose pages are being loaded, the first always starts, since a request that can
        never fit was refused when it came.
 
-So the most important running branch always advances, every pass computes a token or has nothing to do, and a branch is
-stopped only for a more important one that then computes in the same pass.
+Branches that can't have all their pages on the device are *slow*: they are computed in the second lane, in a step of
+their own (``Decision.slow``), and keep at most ``keeps`` blocks each. A waiting branch becomes slow where what it may
+come to need does not fit beside what the slow ones that run may keep; it may then keep a share of what these leave, so
+that several of them and ordinary branches always have room side by side. What is left over is never less than one slow
+branch needs. While its step is under way a slow branch is busy: it is neither served nor stopped.
+
+So the most important running branch always advances, unless a busy one has the blocks it needs, until that one's step
+has ended. Every pass computes a token, or has nothing to do but to wait for such a step. A branch is stopped only for a
+more important one that then computes in the same pass.
 """
 
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from kvpager.memory.layout import KVLayout
 
+STANDING_PAGES = 3  # that a slow branch keeps besides those it is writing: the begun one, its first and its latest
 AGING_PASSES = 64  # scheduling passes in the queue that raise a branch by one priority level
 
 
@@ -36,6 +44,20 @@ class Limits:
     max_batch_tokens: int
     min_free: int  # blocks that an admission must leave while others run
     chunk: int | None = None
+    slow: "SlowLimits | None" = None  # None: whoever does not fit was refused
+
+
+@dataclass(frozen=True, slots=True)
+class SlowLimits:
+    """``num_blocks``: of the pool. ``share``: what a slow branch may keep of what those before it have left. ``least``:
+    blocks without which none can be computed. ``max_tokens`` of one step of the second lane, and ``max_tokens_beside``
+    where ordinary branches run: the lane can't be interrupted in the middle of a matrix product."""
+
+    num_blocks: int
+    share: float
+    least: int
+    max_tokens: int
+    max_tokens_beside: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +67,8 @@ class Running:
     ``copies``: blocks it needs before it may write its begun last page. ``tail`` names that page where it is shared
     and not published: the last of its owners to write it needs no copy. ``width``: running branches it counts for,
     itself and those that will be forked from it. ``freeable``: asks how many blocks would become available if it
-    stopped too, after the branches with these keys.
+    stopped too, after the branches with these keys. ``keeps``: blocks it has at most, however long it gets, and
+    ``held``: those it has now; None: as many as its tokens need.
     """
 
     key: int
@@ -58,6 +81,10 @@ class Running:
     freeable: Callable[[Collection[int]], int]
     tail: int | None = None
     width: int = 1
+    keeps: int | None = None
+    held: int = 0
+    is_slow: bool = False
+    is_busy: bool = False
 
     @property
     def is_decode(self) -> bool:
@@ -82,7 +109,8 @@ class AdmissionCost:
 
 @dataclass(frozen=True, slots=True)
 class Waiting:
-    """A waiting branch that would start ``width`` running ones. ``cost`` looks its tokens up."""
+    """A waiting branch that would start ``width`` running ones. ``cost`` looks its tokens up. ``needs``: blocks that
+    each of them may come to need. ``keeps``: as of Running."""
 
     key: int
     rank: int
@@ -91,21 +119,33 @@ class Waiting:
     prompt: int
     width: int
     cost: Callable[[], AdmissionCost]
+    needs: int = 0
+    keeps: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Admission:
+    """``prefix_tokens``: that may be reused. None: as many as are found, on whatever tier, since the branch is slow and
+    may keep ``keeps`` blocks."""
+
     key: int
-    prefix_tokens: int
+    prefix_tokens: int | None
+    keeps: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """To be carried out in this order: ``preempted`` stop, ``admitted`` start, then ``work[key]`` tokens each."""
+    """To be carried out in this order: ``preempted`` stop, ``admitted`` start, then ``work[key]`` tokens each, and
+    ``slow[key]`` in the second lane. Who has just been admitted to that has no work yet: what is found comes first."""
 
     preempted: tuple[int, ...]
     admitted: tuple[Admission, ...]
     work: dict[int, int]
+    slow: dict[int, int] = field(default_factory=dict, repr=False)
+
+    @property
+    def does_anything(self) -> bool:
+        return bool(self.work or self.slow or self.admitted)
 
 
 def effective_rank(priority: int, waited: int) -> int:
@@ -141,10 +181,34 @@ def tokens_that_fit(layout: KVLayout, num_blocks: int, limit: int, piece: int = 
     return low
 
 
+def blocks_of_request(limits: Limits, prompt: int, max_tokens: int, longest: int) -> int:
+    """Blocks that a request of ``prompt`` tokens may come to need for each choice; its last token has no K and V."""
+    return holding_blocks(limits.layout, min(longest, prompt + max_tokens - 1), limits.chunk or 1)
+
+
 def needed_soon(layout: KVLayout, branch: Running) -> int:
     """Blocks for its known tokens and one more page, so that admissions don't take what running ones grow into."""
+    if branch.keeps is not None:
+        return max(0, branch.width * branch.keeps - branch.held) + branch.copies
     soon = holding_blocks(layout, branch.known + layout.page_size)
     return max(0, soon - holding_blocks(layout, branch.computed)) + branch.copies
+
+
+def num_kept(running: Iterable[Running]) -> int:
+    """Blocks that the slow ones of these may keep together."""
+    return sum(branch.width * (branch.keeps or 0) for branch in running if branch.is_slow)
+
+
+def slow_share(slow: SlowLimits, num_groups: int, kept: int, width: int = 1) -> int:
+    """Blocks that each of ``width`` new slow branches may keep, where those that run may keep ``kept`` together."""
+    left = slow.num_blocks - kept
+    most = min(int(slow.share * left), left - slow.least)  # the rest is for ordinary branches
+    return max(0, most // width // num_groups * num_groups)
+
+
+def max_slow_tokens(layout: KVLayout, keeps: int) -> int:
+    """Tokens that a branch which may keep ``keeps`` blocks computes at once, at most, beside what has to stay."""
+    return max(1, keeps // layout.num_groups - STANDING_PAGES) * layout.page_size
 
 
 def decide(
@@ -158,6 +222,22 @@ def decide(
     return _Pass(limits, sorted(running, key=lambda r: r.importance), available, reserved).run(waiting)
 
 
+@dataclass(slots=True)
+class _Lane:
+    """What is given out of one step. ``decodes``: branches that decode and are neither served nor stopped yet."""
+
+    tokens: int
+    decodes: int
+    work: dict[int, int] = field(default_factory=dict)
+
+
+def _slow_tokens(limits: Limits, running: list[Running]) -> int:
+    if limits.slow is None:
+        return 0
+    is_alone = all(branch.is_slow for branch in running)
+    return limits.slow.max_tokens if is_alone else limits.slow.max_tokens_beside
+
+
 class _Pass:
     def __init__(self, limits: Limits, running: list[Running], available: int, reserved: int) -> None:
         self._limits = limits
@@ -165,33 +245,39 @@ class _Pass:
         self._running = running  # the most important first
         self._available = available
         self._reserved = reserved
-        self._tokens = limits.max_batch_tokens
-        self._decodes = sum(branch.is_decode for branch in running)  # neither served nor preempted yet
+        decodes = Counter(branch.is_slow for branch in running if branch.is_decode)
+        self._ordinary = _Lane(limits.max_batch_tokens, decodes[False])
+        self._slow = _Lane(_slow_tokens(limits, running), decodes[True])
         self._owners = Counter(branch.tail for branch in running if branch.tail is not None)
-        self._work: dict[int, int] = {}
         self._preempted: list[int] = []
 
     def run(self, waiting: Iterable[Waiting]) -> Decision:
         spare = self._available - self._reserved - sum(needed_soon(self._layout, branch) for branch in self._running)
         for place, branch in enumerate(self._running):
-            if branch.key not in self._preempted:
-                self._decodes -= branch.is_decode
+            if branch.key not in self._preempted and not branch.is_busy:
+                self._lane(branch).decodes -= branch.is_decode
                 self._serve(branch, self._running[place + 1 :])
         admitted = [] if self._preempted else self._admit(waiting, spare)
-        return Decision(tuple(self._preempted), tuple(admitted), self._work)
+        return Decision(tuple(self._preempted), tuple(admitted), self._ordinary.work, self._slow.work)
+
+    def _lane(self, branch: Running) -> _Lane:
+        return self._slow if branch.is_slow else self._ordinary
 
     def _serve(self, branch: Running, behind: list[Running]) -> None:
-        budget = self._tokens
+        lane = self._lane(branch)
+        budget = lane.tokens
         if not branch.is_decode:
-            budget = max(budget - self._decodes, min(1, budget))
+            budget = max(budget - lane.decodes, min(1, budget))
+        if branch.is_slow and branch.keeps is not None:
+            budget = min(budget, max_slow_tokens(self._layout, branch.keeps))
         wanted = self._next_tokens(branch.computed, branch.known, branch.prompt, budget)
         count = self._fit(branch, wanted, self._available)
         if wanted and not count:
             count = self._make_room(branch, wanted, behind)
         if count:
             self._available -= self._blocks(branch, count)
-            self._tokens -= min(count, budget)
-            self._work[branch.key] = count
+            lane.tokens -= min(count, budget)
+            lane.work[branch.key] = count
             self._leave_tail(branch)
 
     def _next_tokens(self, computed: int, known: int, prompt: int, budget: int) -> int:
@@ -207,7 +293,10 @@ class _Pass:
 
     def _blocks(self, branch: Running, count: int, stopped: Collection[Running] = ()) -> int:
         """Blocks that ``count`` tokens take, once the branches ``stopped`` have gone."""
-        return new_blocks(self._layout, branch.computed, branch.computed + count) + self._copies(branch, stopped)
+        blocks = new_blocks(self._layout, branch.computed, branch.computed + count)
+        if branch.keeps is not None:
+            blocks = max(0, min(blocks, branch.keeps - branch.held))
+        return blocks + self._copies(branch, stopped)
 
     def _copies(self, branch: Running, stopped: Collection[Running]) -> int:
         if branch.tail is None:
@@ -234,7 +323,7 @@ class _Pass:
         """Preempts some of the less important branches ``behind`` it; returns the tokens that fit then, or 0."""
         victims: list[Running] = []
         for each in reversed(behind):
-            if each.key not in self._preempted:
+            if each.key not in self._preempted and not each.is_busy:
                 victims.append(each)
                 if self._fit_without(branch, wanted, victims):
                     break
@@ -248,7 +337,7 @@ class _Pass:
         for each in victims:
             self._available += each.freeable(self._preempted)
             self._preempted.append(each.key)
-            self._decodes -= each.is_decode
+            self._lane(each).decodes -= each.is_decode
             self._leave_tail(each)
         return count
 
@@ -262,36 +351,62 @@ class _Pass:
 
     def _admit(self, waiting: Iterable[Waiting], spare: int) -> list[Admission]:
         admitted: list[Admission] = []
+        lane = self._ordinary
         running = sum(branch.width for branch in self._running)
+        kept = num_kept(self._running)
         for branch in waiting:
-            if self._tokens < 1 or (running and running + branch.width > self._limits.max_running):
+            if lane.tokens < 1 or (running and running + branch.width > self._limits.max_running):
                 break
-            cost = branch.cost()
-            if (running or self._reserved) and cost.blocks + self._limits.min_free > min(spare, self._available):
-                break
-            newcomer = self._newcomer(branch, cost)
-            wanted = self._next_tokens(newcomer.computed, newcomer.known, newcomer.prompt, self._tokens)
-            count = self._fit(newcomer, wanted, self._available - cost.revived)
-            if count == 0:
-                break
-            admitted.append(Admission(branch.key, cost.prefix_tokens))
-            self._work[branch.key] = count
-            self._tokens -= min(count, self._tokens)
-            taken = max(cost.blocks, cost.revived + self._blocks(newcomer, count))
+            is_first = not (running or self._reserved)
+            room = self._available if is_first else min(spare, self._available) - self._limits.min_free
+            slow = self._limits.slow
+            if slow is not None and branch.needs > slow.num_blocks - kept:
+                keeps = slow_share(slow, self._layout.num_groups, kept, branch.width)
+                taken = branch.width * keeps
+                if keeps < slow.least or taken > room:
+                    break
+                kept += taken
+                admitted.append(Admission(branch.key, None, keeps))
+            else:
+                cost = branch.cost()
+                if not is_first and cost.blocks > room:
+                    break
+                newcomer = self._newcomer(branch, cost)
+                wanted = self._next_tokens(newcomer.computed, newcomer.known, newcomer.prompt, lane.tokens)
+                count = self._fit(newcomer, wanted, self._available - cost.revived)
+                if count == 0:
+                    break
+                admitted.append(Admission(branch.key, cost.prefix_tokens))
+                lane.work[branch.key] = count
+                lane.tokens -= min(count, lane.tokens)
+                taken = max(cost.blocks, cost.revived + self._blocks(newcomer, count))
+                spare -= self._next_page(branch)  # it runs now: see needed_soon
             self._available -= taken
-            spare -= taken + self._next_page(branch.known)  # it runs now: see needed_soon
+            spare -= taken
             running += branch.width
         return admitted
 
-    def _next_page(self, known: int) -> int:
+    def _next_page(self, branch: Waiting) -> int:
         """Blocks for one more page than a newcomer's cost holds."""
-        layout = self._layout
+        if branch.keeps is not None:
+            return 0
+        layout, known = self._layout, branch.known
         return holding_blocks(layout, known + layout.page_size) - holding_blocks(layout, known + 1)
 
     def _newcomer(self, branch: Waiting, cost: AdmissionCost) -> Running:
         """What the branch will be once it runs; a hit that ends inside a page has that page copied."""
         computed, layout = cost.prefix_tokens, self._layout
         copies = layout.num_groups if computed % layout.page_size else 0
+        held = layout.num_groups * layout.num_pages(computed)
         return Running(
-            branch.key, branch.rank, branch.arrival, computed, branch.known, branch.prompt, copies, lambda _: 0
+            branch.key,
+            branch.rank,
+            branch.arrival,
+            computed,
+            branch.known,
+            branch.prompt,
+            copies,
+            lambda _: 0,
+            keeps=branch.keeps,
+            held=held,
         )

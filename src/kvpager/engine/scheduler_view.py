@@ -22,18 +22,24 @@ from kvpager.engine.scheduler import (
     Limits,
     Running,
     Waiting,
+    blocks_of_request,
     effective_rank,
     holding_blocks,
     needed_soon,
 )
 
 if TYPE_CHECKING:
-    from kvpager.engine.request import Branch
+    from kvpager.engine.request import Branch, Request
 
 
 def queue_order(waiting: "Iterable[Branch]") -> "list[Branch]":
     """Waiting branches in the order in which they may start."""
     return sorted(waiting, key=lambda b: (-effective_rank(b.request.priority, b.waited), b.key))
+
+
+def num_held(seq: Sequence) -> int:
+    """Blocks that a sequence has on the device."""
+    return sum(len(table.mapped_blocks()) for table in seq.tables)
 
 
 class SchedulerView:
@@ -44,8 +50,9 @@ class SchedulerView:
         self._limits = limits
         self._layout = limits.layout
 
-    def running(self, branches: "Mapping[int, Branch]") -> list[Running]:
-        """``branches``: all that run, by key; what stopping one frees depends on the others."""
+    def running(self, branches: "Mapping[int, Branch]", busy: "Collection[Branch]" = ()) -> list[Running]:
+        """``branches``: all that run, by key; what stopping one frees depends on the others. ``busy``: those of them in
+        whose step the second lane is."""
         key_to_sequence = {key: branch.running_sequence for key, branch in branches.items()}
         copies = self._cache.num_copies(list(key_to_sequence.values())).tolist()
         return [
@@ -60,17 +67,22 @@ class SchedulerView:
                 freeable=partial(self._num_freeable, key_to_sequence, seq),
                 tail=self._shared_tail(seq) if copied else None,
                 width=1 + len(branch.forks_to_come()),
+                keeps=branch.keeps,
+                held=0 if branch.keeps is None else num_held(seq),
+                is_slow=branch.is_slow,
+                is_busy=branch.is_slow and branch in busy,
             )
             for branch, seq, copied in zip(branches.values(), key_to_sequence.values(), copies, strict=True)
         ]
 
-    def waiting(self, queue: "Iterable[Branch]", turn: "Callable[[Branch], Stage]") -> Iterator[Waiting]:
+    def waiting(self, queue: "Iterable[Branch]", turn: "Callable[[Branch], Stage]", kept: int = 0) -> Iterator[Waiting]:
         """Those of the queue that may start now. Lazy: a look-up is made only for those the scheduler asks about.
 
-        ``queue``: in ``queue_order``. ``turn``: asks how far the load of the next one is.
+        ``queue``: in ``queue_order``. ``turn``: asks how far the load of the next one is. ``kept``: blocks that running
+        slow branches may keep.
         """
         for branch in queue:
-            stage = turn(branch)
+            stage = Stage.READY if self.will_be_slow(branch, kept) else turn(branch)
             if stage is Stage.NEW:
                 return  # there is no room to load it, and nobody overtakes it
             if stage is not Stage.READY:
@@ -83,7 +95,19 @@ class SchedulerView:
                 prompt=len(branch.request.prompt),
                 width=1 + len(branch.forks_to_come()),
                 cost=partial(self.admission_cost, branch),
+                needs=self.needs(branch.request),
+                keeps=branch.keeps,
             )
+
+    def needs(self, request: "Request") -> int:
+        """Blocks that a choice of the request may come to need."""
+        return blocks_of_request(self._limits, len(request.prompt), request.sampling.max_tokens, request.limit)
+
+    def will_be_slow(self, branch: "Branch", kept: int) -> bool:
+        """Whether a waiting branch would be computed in the second lane, where others may keep so many blocks. Pages of
+        it that are found are used where they lie: nothing is brought up."""
+        slow = self._limits.slow
+        return slow is not None and self.needs(branch.request) > slow.num_blocks - kept
 
     def num_spare(self, running: Iterable[Running]) -> int:
         """Blocks that are available beyond what running branches need soon."""

@@ -14,6 +14,7 @@ from kvpager.cache.paged_cache import PagedCache
 from kvpager.cache.reclaim import Watermarks
 from kvpager.config import AUTO, Options, available_memory, resolve_capacity
 from kvpager.engine.model_runner import ModelRunner
+from kvpager.engine.oversized import NO_LIMIT, Oversized
 from kvpager.engine.scheduler import Limits, holding_blocks, tokens_that_fit
 from kvpager.errors import ConfigError
 from kvpager.integrations.fingerprint import fingerprint_of
@@ -23,12 +24,13 @@ from kvpager.models.load import load_model
 from kvpager.version import __version__
 
 CANONICAL_CHUNK = 64  # tokens: in deterministic mode prompts are computed in pieces that end at multiples of it
-_NO_LIMIT = 1 << 30  # tokens
 
 
 @dataclass(frozen=True, slots=True)
 class EngineParts:
-    """What an engine is put together from. ``max_tokens``: the longest sequence that model and pool allow."""
+    """What an engine is put together from. ``max_tokens``: the longest sequence that model and pool allow;
+    ``max_request_tokens``: with the tiers ``below`` too, which is how much they add, or why they don't, in words.
+    """
 
     model: PreTrainedModel
     tokenizer: Any
@@ -39,6 +41,8 @@ class EngineParts:
     vocab_size: int
     max_context: int | None
     max_tokens: int
+    max_request_tokens: int
+    below: str
 
 
 def build(model: str | PreTrainedModel, tokenizer: Any, options: Options, num_blocks: int | None) -> EngineParts:
@@ -68,6 +72,8 @@ def build(model: str | PreTrainedModel, tokenizer: Any, options: Options, num_bl
         pinned_share=options.pinned_share,
         debug=options.debug,
     )
+    context = min((n for n in (options.max_context, max_context(model.config)) if n is not None), default=NO_LIMIT)
+    oversized = Oversized.of(cache, options, chunk, max_tokens, context)
     for quota in options.quotas:
         cache.retention.set_quota(quota.tenant, quota.capacity, weight=quota.weight)
     runner = ModelRunner(model, backend, layout, cache.arena, options.fused_layers, arithmetic)
@@ -77,10 +83,14 @@ def build(model: str | PreTrainedModel, tokenizer: Any, options: Options, num_bl
         end_tokens=end_tokens,
         cache=cache,
         runner=runner,
-        limits=Limits(layout, options.max_running, options.max_batch_tokens, cache.min_watermark, chunk),
+        limits=Limits(
+            layout, options.max_running, options.max_batch_tokens, cache.min_watermark, chunk, oversized.slow
+        ),
         vocab_size=int(model.config.get_text_config().vocab_size),
         max_context=max_context(model.config),
         max_tokens=max_tokens,
+        max_request_tokens=oversized.max_tokens,
+        below=oversized.explained,
     )
 
 
@@ -152,7 +162,7 @@ def _longest_sequence(
     model: PreTrainedModel, layout: KVLayout, num_blocks: int, chunk: int | None, options: Options
 ) -> int:
     limits = [limit for limit in (options.max_context, max_context(model.config)) if limit is not None]
-    fits = tokens_that_fit(layout, num_blocks, min(limits, default=_NO_LIMIT), chunk or 1)
+    fits = tokens_that_fit(layout, num_blocks, min(limits, default=NO_LIMIT), chunk or 1)
     if fits < (chunk or 1):
         raise ConfigError(
             f"a pool of {num_blocks} blocks holds {fits} tokens of one sequence, too few to run"

@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from kvpager.engine.faults import NO_FAULTS, Faults
 from kvpager.engine.load_or_compute import LoadCounts
 from kvpager.types import TierKind
 
@@ -44,6 +45,10 @@ class EngineStatistics:
     model_seconds: float
     bookkeeping_seconds: float
     sampling_seconds: float
+    oversized_requests: int = 0
+    slow_steps: int = 0
+    faults: Faults = NO_FAULTS
+    approximate_requests: dict[str, int] = field(default_factory=dict)
 
 
 @dataclass(slots=True)
@@ -53,6 +58,8 @@ class StartCounts:
     prompt_tokens: int = 0
     prefix_tokens: int = 0
     prefix_by_tier: dict[TierKind, int] = field(default_factory=dict)
+    oversized_requests: int = 0
+    approximate_requests: dict[str, int] = field(default_factory=dict)
     _resumed: dict[TierKind, int] = field(default_factory=dict)
     _resumed_tokens: dict[TierKind, int] = field(default_factory=dict)
 

@@ -8,11 +8,12 @@
     projected = gated @ down                    added to `hidden` by the next layer's norm
 
 The same roundings in the same order as the modules: where the matrix products have equal bits, so has everything else.
-All layers and steps use the same buffers. Before a model's layers are handed out fused, each part is compared with the
-modules it stands for, on a few tokens. Knows no requests and no cache.
+All layers of a pass use the same buffers, and so may the next pass; two that are under way at once must not. Before a
+model's layers are handed out fused, each part is compared with the modules it stands for, on a few tokens. Knows no
+requests and no cache.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -82,7 +83,6 @@ class FusedDecoder:
             raise NotPlain("layers differ in their widths")
         self._norm = _Norm.of(decoder.norm, kernels)
         self._cosines = self._sines = torch.empty(0, 0)  # [positions, head_dim]
-        self._rows = self._rows_for(0)
         modules = list(model.modules())
         self._overrides = [module.__dict__ for module in modules]
         self._hooks: list[dict[int, Any]] = [
@@ -96,19 +96,38 @@ class FusedDecoder:
         return not any(self._hooks) and not any(map(contains, self._overrides, repeat("forward")))
 
     @torch.inference_mode()
-    def forward(self, ids: Tensor, positions: Tensor, plan: Plan, keep: Tensor) -> Tensor:
-        """Logits [len(keep), vocab] of the packed tokens ``ids`` [T] at ``positions`` [T], at the indices ``keep``."""
-        rows = self._rows = self._rows_for(len(ids))
+    def forward(
+        self,
+        ids: Tensor,
+        positions: Tensor,
+        plan: Plan,
+        keep: Tensor,
+        buffers: "Buffers",
+        breathe: Callable[[], None] = lambda: None,
+    ) -> Tensor:
+        """Logits [len(keep), vocab] of the packed tokens ``ids`` [T] at ``positions`` [T], at the indices ``keep``.
+
+        ``buffers``: of this pass alone until it returns. ``breathe`` is called between the parts of a layer.
+        """
+        rows = self._rows_for(len(ids), buffers)
         torch.index_select(self._decoder.embedding.weight, 0, ids, out=rows.hidden)
         angles = self._angles(positions)
         pending = None
         for layer in self._layers:
-            self._run_layer(layer, rows, pending, angles, plan)
+            self._run_layer(layer, rows, pending, angles, plan, breathe)
             pending = rows.projected_matrix
         self._normalise(self._norm, rows, pending)
         return functional.linear(rows.normed[keep], self._decoder.head.weight)
 
-    def _run_layer(self, layer: "_Layer", rows: "_Rows", pending: Any, angles: "_Angles", plan: Plan) -> None:
+    def _run_layer(
+        self,
+        layer: "_Layer",
+        rows: "_Rows",
+        pending: Any,
+        angles: "_Angles",
+        plan: Plan,
+        breathe: Callable[[], None] = lambda: None,
+    ) -> None:
         """From ``hidden`` and what is still to be added to it, to ``hidden`` and ``projected``."""
         parts, kernels = layer.parts, self._kernels
         self._normalise(layer.input_norm, rows, pending)
@@ -118,10 +137,14 @@ class FusedDecoder:
                 kernels.rms_norm(heads, None, norm.weight, heads, norm.epsilon)
         if parts.has_rotary:
             kernels.rotate(angles.rotary, *rows.qk_place)
+        breathe()
         mixed = plan.run(layer.number, rows.q, rows.k, rows.v, layer.options)
+        breathe()
         matrix_product(mixed.flatten(1), parts.output, rows.projected)
         self._normalise(layer.post_norm, rows, rows.projected_matrix)
+        breathe()
         matrix_product(rows.normed, parts.gate_up, rows.gate_up)
+        breathe()
         kernels.silu_mul(rows.gate_up_matrix, rows.gated_matrix)
         matrix_product(rows.gated, parts.down, rows.projected)
 
@@ -147,18 +170,18 @@ class FusedDecoder:
         )
         return _Angles((cos, sin), rotary)
 
-    def _rows_for(self, tokens: int) -> "_Rows":
-        """The buffers of the last step where it had as many tokens."""
-        rows = getattr(self, "_rows", None)
-        if rows is not None and len(rows.hidden) == tokens:
-            return rows
-        return _Rows.of(tokens, self._layers[0].widths, self._decoder.embedding.weight.dtype, self._kernels)
+    def _rows_for(self, tokens: int, buffers: "Buffers") -> "_Rows":
+        """Those of the last pass where it had as many tokens."""
+        if buffers.rows is None or len(buffers.rows.hidden) != tokens:
+            dtype = self._decoder.embedding.weight.dtype
+            buffers.rows = _Rows.of(tokens, self._layers[0].widths, dtype, self._kernels)
+        return buffers.rows
 
     @torch.inference_mode()
     def compare(self, seen: "_Seen") -> None:
         """Raises NotPlain where a part does not compute what its modules did."""
         plan = _LocalPlan()
-        rows = self._rows_for(len(_CHECK_POSITIONS))
+        rows = self._rows_for(len(_CHECK_POSITIONS), Buffers())
         angles = self._angles(torch.tensor(_CHECK_POSITIONS))
         _compare("the embedding", self._decoder.embedding.weight[seen.ids], seen.inputs[0])
         for layer, given, expected in zip(self._layers, seen.inputs, seen.outputs, strict=True):
@@ -235,6 +258,13 @@ class _Angles:
 
     tensors: tuple[Tensor, Tensor]
     rotary: Any
+
+
+@dataclass(slots=True)
+class Buffers:
+    """What passes that follow one another may share, of one decoder."""
+
+    rows: "_Rows | None" = None
 
 
 @dataclass(frozen=True, slots=True)
