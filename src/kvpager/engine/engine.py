@@ -22,6 +22,7 @@ from typing import Any
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from kvpager.attention.make_state import make_state
 from kvpager.cache.retention_terms import Retention
 from kvpager.cache.sequence import Sequence
 from kvpager.config import Options, load_options
@@ -100,6 +101,8 @@ class Engine:
         self._model_seconds = self._bookkeeping_seconds = self._sampling_seconds = 0.0
         self._stuck_since: float | None = None
         self._slow = SlowSteps(self.cache, self.runner, perf_counter)
+        if self.cache.paging.window is not None:
+            self.cache.paging.window.pace = self._slow.lane
         self._slow_steps, self._faults = 0, NO_FAULTS
         self._attend = parse_attend(self.options.attend)
         self._is_open, self._is_stepping = True, False
@@ -354,6 +357,10 @@ class Engine:
             branch.was_slow = True
             self._starts.oversized_requests += 1
         branch.sequence = self._open_sequence(branch, admission)
+        if branch.request.attend is not EXACT:
+            branch.sequence.attention = make_state(self.layout, branch.request.attend, len(branch.request.prompt))
+            if branch.prefix_by_tier is None:
+                self._starts.approximated(branch.request.attention)
         if branch.request.matched is None:
             branch.request.matched = branch.sequence.prefix_tokens
         branch.sequence.prompt_tokens = len(branch.request.prompt)  # of what is known, some may be output

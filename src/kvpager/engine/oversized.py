@@ -8,13 +8,11 @@ from dataclasses import dataclass
 
 from kvpager.cache.paged_cache import PagedCache
 from kvpager.cache.paging import Paging
-from kvpager.config import Options, format_size, parse_size
+from kvpager.config import Options
 from kvpager.engine.scheduler import STANDING_PAGES, SlowLimits, slow_share, tokens_that_fit
-from kvpager.memory.layout import KVLayout
 from kvpager.types import TierKind
 
 NO_LIMIT = 1 << 30  # tokens, or pages
-SEGMENT_TOKENS = 2048  # of one layer, that attention reads at once (csrc/attention.cpp: a piece)
 _TOKENS_BESIDE = 256  # of a step of the second lane while others run too
 
 
@@ -45,7 +43,7 @@ class Oversized:
         )
         keeps, slots = slow_share(slow, layout.num_groups, kept=0), _num_slots(cache.paging)
         longest = tokens_that_fit(layout, keeps + slots, context)
-        why_not = _too_little(slow, keeps) or _narrow_window(cache.paging, layout, options)
+        why_not = _too_little(slow, keeps)
         if why_not or longest <= fits:
             return cls(None, fits, why_not or f"the tiers below hold {slots} blocks")
         return cls(slow, longest, f"of which a request may keep {keeps}, and the tiers below hold {slots}")
@@ -64,19 +62,4 @@ def _too_little(slow: SlowLimits, keeps: int) -> str:
     return (
         f"a request that does not fit needs {slow.least} blocks of the pool, but may keep {keeps} "
         f"(resident_share {slow.share}): raise the capacity, or that"
-    )
-
-
-def _narrow_window(paging: Paging, layout: KVLayout, options: Options) -> str:
-    assert paging.copies is not None
-    if all(tier.kind is TierKind.HOST for tier in paging.copies.tiers):
-        return ""  # read in place
-    pages = layout.num_pages(SEGMENT_TOKENS) + 1
-    part = max(group.bytes_per_token(layout.item_bytes) // len(group.layers) for group in layout.groups)
-    need = pages * layout.page_size * part
-    if parse_size(options.window) >= need:
-        return ""
-    return (
-        f"a layer of {SEGMENT_TOKENS} tokens is read at once, which takes {need} bytes ({format_size(need)}), but the "
-        f"window has {options.window}: raise window"
     )

@@ -64,6 +64,7 @@ def build(model: str | PreTrainedModel, tokenizer: Any, options: Options, num_bl
         write_back=options.write_back,
         load_deadline=options.load_deadline,
         tier_dtype=_tier_dtype(options),
+        window=options.window if options.tiers and options.demand_paging == AUTO else None,
         eviction=options.eviction,
         watermarks=Watermarks.from_threshold(options.eviction_threshold, blocks),
         prefix_cache=options.prefix_cache,

@@ -68,6 +68,9 @@ class StartCounts:
         self.prefix_tokens += sum(found.values())
         _add(self.prefix_by_tier, found)
 
+    def approximated(self, attention: str) -> None:
+        self.approximate_requests[attention] = self.approximate_requests.get(attention, 0) + 1
+
     def resumed(self, lost: int, found: Mapping[TierKind, int]) -> None:
         """``lost``: the tokens that were computed when it was preempted."""
         slowest = max(found, default=TierKind.NONE)
