@@ -45,18 +45,25 @@ class Recorder:
     key_values: dict[int, Tensor] = field(default_factory=dict)
 
     @contextmanager
-    def listening_to(self, engine: Engine) -> Iterator[None]:
+    def rows_of(self, engine: Engine) -> Iterator[None]:
+        """The logits only."""
+
         def sample(original: Callable[..., Any], branches: list[Branch], logits: Tensor) -> Any:
             for branch, row in zip(branches, logits, strict=True):
                 self.rows.setdefault(branch.key, {})[branch.num_known] = row.numpy().tobytes()
             return original(branches, logits)
 
+        with wrapped(engine, "_sample", sample):
+            yield
+
+    @contextmanager
+    def listening_to(self, engine: Engine) -> Iterator[None]:
         def finish(original: Callable[..., Any], branch: Branch, *args: Any) -> Any:
             if branch.sequence is not None:
                 self.key_values[branch.key] = torch.stack(branch.sequence.read(0, branch.sequence.length))
             return original(branch, *args)
 
-        with wrapped(engine, "_sample", sample), wrapped(engine, "_finish", finish):
+        with self.rows_of(engine), wrapped(engine, "_finish", finish):
             yield
 
 

@@ -7,8 +7,8 @@ from kvpager.cache.fault import SequenceFaults
 
 @dataclass(frozen=True, slots=True)
 class Faults:
-    """``major``: pages that steps read below the device, each once for every step that read it. ``bytes`` that were read,
-    and the ``stalled_seconds`` that steps waited for them; host memory is read in place, without a wait."""
+    """``major``: pages that steps read below the device, each once for every step that read it. ``bytes`` of them, and
+    the ``stalled_seconds`` that steps waited for them; host memory is read in place, without a wait."""
 
     major: int = 0
     bytes: int = 0
