@@ -16,21 +16,21 @@ struct WorkItems {
   int group;  // query heads per KV head
   int kv_heads;
   int64_t queries_per_prefill;  // 0: no prefill kernel
-  std::vector<PrefillItem> prefill;
-  std::vector<DecodeItem> decode;
-  std::vector<DecodeMerge> merges;
+  std::vector<PrefillItem> prefill = {};
+  std::vector<DecodeItem> decode = {};
+  std::vector<DecodeMerge> merges = {};
   int64_t partial_rows = 0;
 };
 
 // As Pages has them. `blocks` or `places` is empty. `pages` counts if has_pages: any subset of a sequence's pages; else
 // the list of a sequence holds every page its queries see, from the first one on.
 struct PagedSequences {
-  std::vector<int64_t> query_offsets, starts, table_offsets, first_pages;
-  std::vector<int32_t> blocks;
-  std::vector<int64_t> places;
-  std::vector<int32_t> pages;
-  bool has_pages;
-  int64_t window, page_size;
+  std::vector<int64_t> query_offsets, starts, table_offsets, first_pages = {};
+  std::vector<int32_t> blocks = {};
+  std::vector<int64_t> places = {};
+  std::vector<int32_t> pages = {};
+  bool has_pages = false;
+  int64_t window = 0, page_size = 0;
 
   void check();  // fills first_pages in; throws std::invalid_argument naming the argument
   Pages view() const;

@@ -23,8 +23,6 @@ from kvpager.tiers.rows import FLOAT_DTYPE, LayerRows
 from kvpager.tiers.staging import NoPace, PartRequest, Staged
 from kvpager.types import TierKind
 
-DTYPE = FLOAT_DTYPE
-
 
 class CountingPace(NoPace):
     def __init__(self) -> None:
@@ -119,9 +117,8 @@ class World:
         layout = self.layout
         rng = np.random.default_rng(self.seed)
         self.window = FakeWindow()
-        self.gone: dict[tuple[int, int], np.ndarray] = {}
+        self.has_window = True
         self.non_resident: dict[tuple[int, int], NonResidentPages] = {}
-        self.host = np.empty((0, layout.block_stride), np.uint8)
         self._in_place: list[np.ndarray] = []
         pages = [layout.num_pages(length) for length in self.lengths]
         self.arena = HostArena(sum(pages) * layout.num_groups + 3, layout.block_stride)
@@ -156,6 +153,10 @@ class World:
         group = self.layout.groups[self.layout.places[layer].group]
         q = torch.randn(sum(self.queries), self.query_heads, group.head_dim, generator=generator)
         return q.to(FLOAT_DTYPE.get(self.layout.dtype, torch.float32))
+
+    def offset(self, s: int) -> int:
+        """Of its first new token in the packed batch."""
+        return sum(self.queries[:s])
 
     def full_pages(self, s: int) -> np.ndarray:
         """Those that a step does not write: they may be paged out."""
@@ -204,7 +205,7 @@ class World:
             batch,
             states=self.states,
             non_resident=self.non_resident,
-            window=self.window,
+            window=self.window if self.has_window else None,
             touched=Touched.none(len(starts)),
         )
 

@@ -4,6 +4,7 @@ state goes with them: which they are, and in which order states take part. Knows
 
 from collections.abc import Callable
 
+import numpy as np
 from torch import Tensor
 
 from kvpager.attention.backend import LayerOptions
@@ -53,6 +54,12 @@ class Apart:
 
     def state(self, view: PageView) -> LayerState | None:
         return self._batch.states[view.s] if self._batch.states else None  # type: ignore[return-value]
+
+
+def plain_sequences(batch: StepBatch, apart: Apart | None) -> list[np.ndarray]:
+    """Per group, the others: their pages are plain lists of blocks."""
+    every = np.arange(batch.num_sequences)
+    return [np.setdiff1d(every, apart.members(g)) if apart else every for g in range(batch.layout.num_groups)]
 
 
 def _members(batch: StepBatch, group: int) -> list[int]:

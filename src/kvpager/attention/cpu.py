@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from kvpager import native
-from kvpager.attention.apart import Apart
+from kvpager.attention.apart import Apart, plain_sequences
 from kvpager.attention.backend import DEFAULT_OPTIONS, LayerOptions, Plan
 from kvpager.attention.native_call import NativeCall
 from kvpager.attention.reference import ReferencePlan, check_packed
@@ -68,7 +68,7 @@ class CpuPlan:
         if Apart.is_needed(batch):
             self._apart = Apart(batch, arena)
             self._streamed = StreamedPlan(module, batch, self._apart.views, layers)
-            plain = [np.setdiff1d(np.arange(batch.num_sequences), self._apart.members(group)) for group in groups]
+            plain = plain_sequences(batch, self._apart)
             self._rows = [torch.from_numpy(_packed_rows(batch, sequences)) for sequences in plain]
             self._plans = [_group_plan(module, batch, group, arena.num_blocks, plain[group]) for group in groups]
         else:

@@ -1,15 +1,16 @@
 """Attention to some pages of a sequence, whatever they are and wherever they lie: for states that choose pages."""
 
-from typing import Any
-
 import numpy as np
 import torch
 from torch import Tensor
 
 from kvpager import native
+from kvpager.attention import cpu
 from kvpager.attention.backend import LayerOptions
+from kvpager.attention.gathered import gather_pages
 from kvpager.attention.page_view import PageView
 from kvpager.attention.parts import window_of
+from kvpager.attention.reference import attend_partly, hidden_at
 from kvpager.attention.segments import Segments
 from kvpager.tiers.rows import cache_layer
 
@@ -23,7 +24,12 @@ def attend_pages(
     Returns float32 [queries, query_heads, head_dim], and the log of the sum of exp(score) [queries, query_heads], -inf
     where nothing is seen (out is 0 there). ``options.sinks`` join the sum. Raises PagesLost.
     """
-    module: Any = native.module()
+    module = native.module()
+    if module is None or view.arena.device != "cpu" or cpu.why_not(view.layout):
+        keys, values, positions = gather_pages(view, layer, pages, torch.float32)
+        window = view.layout.groups[view.group].window
+        hidden = hidden_at(view.queries, positions, view.start, window)
+        return attend_partly(q, keys, values, hidden, options)
     out = torch.empty(q.shape, dtype=torch.float32)
     lse = torch.empty(q.shape[:2], dtype=torch.float32)
     segments = Segments(module, view, pages)

@@ -1,7 +1,8 @@
 """The slow, obvious attention that every other backend is measured against: exact softmax in fp32, any torch device.
 
 Per sequence: gather its pages, cut off what is not a token of it (unused slots may hold anything, NaN included),
-score, mask, softmax, weigh. MHA, GQA and MQA; sliding window; soft-cap; sinks.
+score, mask, softmax, weigh. MHA, GQA and MQA; sliding window; soft-cap; sinks. Pages without a block are gathered too,
+from wherever they lie (gathered.py).
 """
 
 import math
@@ -12,7 +13,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from kvpager.attention.apart import Apart, plain_sequences
 from kvpager.attention.backend import DEFAULT_OPTIONS, LayerOptions
+from kvpager.attention.gathered import gather_pages
+from kvpager.attention.page_view import PageView
 from kvpager.cache.prefix_match import first_visible_page
 from kvpager.cache.step import StepBatch
 from kvpager.errors import ConfigError
@@ -31,7 +35,7 @@ class ReferenceBackend:
 
 
 class ReferencePlan:
-    """``alone[group]``: the sequences [S'] to attend to one by one (default: all); a subclass sees to the others."""
+    """``alone[group]``: the plain sequences [S'] to attend to here (default: all); a subclass sees to the others."""
 
     def __init__(self, batch: StepBatch, arena: Arena, alone: list[np.ndarray] | None = None) -> None:
         self._batch = batch
@@ -41,11 +45,10 @@ class ReferencePlan:
         self._places = [
             TokenPlaces.of(batch.token_blocks(group), slots, arena.device) for group in range(self._layout.num_groups)
         ]
-        every = np.arange(batch.num_sequences)
-        self._spans = [
-            _group_spans(batch, group, every if alone is None else alone[group], self._index)
-            for group in range(self._layout.num_groups)
-        ]
+        self._apart = Apart(batch, arena) if Apart.is_needed(batch) else None
+        if alone is None:
+            alone = plain_sequences(batch, self._apart)
+        self._spans = [_group_spans(batch, group, each, self._index) for group, each in enumerate(alone)]
 
     def run(self, layer: int, q: Tensor, k: Tensor, v: Tensor, options: LayerOptions = DEFAULT_OPTIONS) -> Tensor:
         check_packed(self._batch, layer, q, k, v, options)
@@ -54,6 +57,7 @@ class ReferencePlan:
         rows.write(self._places[group], k, v)
         out = torch.empty_like(q)
         self._attend_spans(rows, group, q, out, options)
+        self._attend_apart(layer, q, out, options)
         return out
 
     def _attend_spans(self, rows: LayerRows, group: int, q: Tensor, out: Tensor, options: LayerOptions) -> None:
@@ -64,7 +68,30 @@ class ReferencePlan:
             for first in range(span.query_start, span.query_stop, at_once):
                 last = min(first + at_once, span.query_stop)
                 position = span.position + first - span.query_start
-                out[first:last] = attend(q[first:last], keys, values, position, span.first_key, window, options)
+                hidden = hidden_keys(last - first, span.num_keys, position, span.first_key, window, q.device)
+                out[first:last] = attend(q[first:last], keys, values, hidden, options)
+
+    def _attend_apart(self, layer: int, q: Tensor, out: Tensor, options: LayerOptions) -> None:
+        if self._apart is not None:
+            self._apart.attend(layer, q, out, options, self._attend_gathered)
+
+    def _attend_gathered(
+        self, layer: int, views: list[PageView], q: Tensor, out: Tensor, options: LayerOptions
+    ) -> None:
+        offsets = self._batch.offsets().tolist()
+        for view in views:
+            rows = slice(offsets[view.s], offsets[view.s + 1])
+            out[rows] = self._attend_view(layer, view, q[rows], options)
+
+    def _attend_view(self, layer: int, view: PageView, q: Tensor, options: LayerOptions) -> Tensor:
+        keys, values, positions = gather_pages(view, layer, view.seen(), torch.float32)
+        window = self._layout.groups[view.group].window
+        at_once = max(1, _MAX_SCORES // (q.shape[1] * keys.shape[1]))
+        found = []
+        for first, part in enumerate(torch.split(q, at_once)):
+            hidden = hidden_at(len(part), positions, view.start + first * at_once, window)
+            found.append(attend(part, keys, values, hidden, options))
+        return torch.cat(found)
 
     def _index(self, ids: np.ndarray) -> Tensor:
         return torch.as_tensor(np.ascontiguousarray(ids, np.int64), device=self._arena.device)
@@ -104,11 +131,26 @@ def gather(rows: LayerRows, span: _Span, dtype: torch.dtype) -> tuple[Tensor, Te
     return both[0], both[1]
 
 
-def attend(
-    q: Tensor, keys: Tensor, values: Tensor, position: int, first_key: int, window: int | None, options: LayerOptions
-) -> Tensor:
-    """Causal attention of one sequence: q [queries, query_heads, dim] at ``position`` on, keys and values
-    [kv_heads, keys, dim] in fp32 from position ``first_key`` on. Returns [queries, query_heads, dim] in q's dtype."""
+def attend(q: Tensor, keys: Tensor, values: Tensor, hidden: Tensor | None, options: LayerOptions) -> Tensor:
+    """Attention of one sequence: q [queries, query_heads, dim]; keys and values [kv_heads, keys, dim] in fp32; hidden
+    [queries, keys] true where a query must not see a key. Returns [queries, query_heads, dim] in q's dtype."""
+    weights = torch.softmax(_logits(q, keys, hidden, options), dim=-1)
+    return _weighed(weights, values).to(q.dtype)
+
+
+def attend_partly(
+    q: Tensor, keys: Tensor, values: Tensor, hidden: Tensor | None, options: LayerOptions
+) -> tuple[Tensor, Tensor]:
+    """The same in fp32, and the log of the sum of exp(score) [queries, query_heads]; 0 and -inf where nothing is seen.
+    ``options.sinks`` join the sum."""
+    logits = _logits(q, keys, hidden, options)  # [kv_heads, group, queries, keys, and a sink]
+    lse = torch.logsumexp(logits, dim=-1)
+    weights = torch.exp(logits - lse.masked_fill(lse == -math.inf, 0.0)[..., None])
+    return _weighed(weights, values), lse.permute(2, 0, 1).reshape(q.shape[:2])
+
+
+def _logits(q: Tensor, keys: Tensor, hidden: Tensor | None, options: LayerOptions) -> Tensor:
+    """[kv_heads, query_heads / kv_heads, queries, keys], and one more for the sink where there are sinks."""
     num_queries, query_heads, dim = q.shape
     kv_heads, num_keys, _ = keys.shape
     group = query_heads // kv_heads
@@ -117,21 +159,20 @@ def attend(
     scores = torch.matmul(folded, keys.transpose(1, 2)).view(kv_heads, group, num_queries, num_keys) * scale
     if options.softcap is not None:
         scores = torch.tanh(scores / options.softcap) * options.softcap
-    hidden = hidden_keys(num_queries, num_keys, position, first_key, window, q.device)
     if hidden is not None:
         scores = scores.masked_fill(hidden, -math.inf)
-    if options.sinks is not None:
-        sinks = options.sinks.float().view(kv_heads, group, 1, 1).expand(-1, -1, num_queries, 1)
-        weights = torch.softmax(torch.cat([scores, sinks], dim=-1), dim=-1)[..., :-1]
-    else:
-        weights = torch.softmax(scores, dim=-1)
-    out = torch.matmul(weights.reshape(kv_heads, -1, num_keys), values)
-    return (
-        out.view(kv_heads, group, num_queries, dim)
-        .permute(2, 0, 1, 3)
-        .reshape(num_queries, query_heads, dim)
-        .to(q.dtype)
-    )
+    if options.sinks is None:
+        return scores
+    sinks = options.sinks.float().view(kv_heads, group, 1, 1).expand(-1, -1, num_queries, 1)
+    return torch.cat([scores, sinks], dim=-1)
+
+
+def _weighed(weights: Tensor, values: Tensor) -> Tensor:
+    """Weights as _logits has them -> [queries, query_heads, dim]."""
+    kv_heads, group, num_queries, _ = weights.shape
+    num_keys, dim = values.shape[1:]
+    out = torch.matmul(weights[..., :num_keys].reshape(kv_heads, -1, num_keys), values)
+    return out.view(kv_heads, group, num_queries, dim).permute(2, 0, 1, 3).reshape(num_queries, kv_heads * group, dim)
 
 
 def hidden_keys(
@@ -141,8 +182,14 @@ def hidden_keys(
     last_key = first_key + num_keys - 1
     if num_queries == 1 and last_key == position and (window is None or first_key > position - window):
         return None
-    query = torch.arange(position, position + num_queries, device=device)[:, None]
-    key = torch.arange(first_key, first_key + num_keys, device=device)[None, :]
+    keys = torch.arange(first_key, first_key + num_keys, device=device)
+    return hidden_at(num_queries, keys, position, window)
+
+
+def hidden_at(num_queries: int, keys: Tensor, position: int, window: int | None) -> Tensor:
+    """The same of keys [keys] at any positions."""
+    query = torch.arange(position, position + num_queries, device=keys.device)[:, None]
+    key = keys[None, :]
     hidden = key > query
     return hidden if window is None else hidden | (key <= query - window)
 

@@ -19,7 +19,10 @@ import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
+from kvpager.attention.apart import Apart, plain_sequences
 from kvpager.attention.backend import DEFAULT_OPTIONS, LayerOptions
+from kvpager.attention.gathered import gather_pages
+from kvpager.attention.page_view import PageView
 from kvpager.attention.reference import ReferencePlan, check_packed, gather, hidden_keys
 from kvpager.cache.prefix_match import first_visible_page
 from kvpager.cache.step import StepBatch
@@ -51,10 +54,12 @@ class TorchPlan(ReferencePlan):
     """ReferencePlan that leaves out decoding sequences of similar length, and attends to these in buckets."""
 
     def __init__(self, batch: StepBatch, arena: Arena) -> None:
-        decodes = np.flatnonzero(batch.query_lengths == 1)
-        members = [_bucket_members(batch, group, decodes) for group in range(batch.layout.num_groups)]
-        every = np.arange(batch.num_sequences)
-        alone = [np.setdiff1d(every, np.concatenate(group)) if group else every for group in members]
+        plain = plain_sequences(batch, Apart(batch, arena) if Apart.is_needed(batch) else None)
+        decodes = [each[batch.query_lengths[each] == 1] for each in plain]
+        members = [_bucket_members(batch, group, each) for group, each in enumerate(decodes)]
+        alone = [
+            np.setdiff1d(each, np.concatenate(own)) if own else each for each, own in zip(plain, members, strict=True)
+        ]
         super().__init__(batch, arena, alone)
         self._buckets = [
             [_make_bucket(batch, number, each, self._index) for each in group] for number, group in enumerate(members)
@@ -66,7 +71,7 @@ class TorchPlan(ReferencePlan):
         rows = LayerRows.of(self._arena, self._layout, layer)
         rows.write(self._places[group], k, v)
         out = torch.empty_like(q)
-        is_plain = options.softcap is None and options.sinks is None and q.dtype in rows.exact_dtypes
+        is_plain = _is_plain(q, rows.exact_dtypes, options)
         if is_plain:
             self._attend_plain(rows, group, q, out, options)
         else:
@@ -74,6 +79,7 @@ class TorchPlan(ReferencePlan):
         decode = _decode_plain if is_plain else _decode
         for bucket in self._buckets[group]:
             out[bucket.queries] = decode(q[bucket.queries], rows, bucket, options).to(q.dtype)
+        self._attend_apart(layer, q, out, options)
         return out
 
     def _attend_plain(self, rows: LayerRows, group: int, q: Tensor, out: Tensor, options: LayerOptions) -> None:
@@ -81,17 +87,48 @@ class TorchPlan(ReferencePlan):
         window = self._layout.groups[group].window
         for span in self._spans[group]:
             keys, values = gather(rows, span, q.dtype)
-            queries = q[span.query_start : span.query_stop].transpose(0, 1)[None]
-            # Without anything before them and no window, the mask is the square causal one that torch knows.
-            is_square = 1 < queries.shape[2] == span.num_keys and (window is None or span.num_keys <= window)
-            mask = None
-            if not is_square:
-                hidden = hidden_keys(queries.shape[2], span.num_keys, span.position, span.first_key, window, q.device)
-                mask = None if hidden is None else ~hidden
-            found = scaled_dot_product_attention(
-                queries, keys[None], values[None], mask, is_causal=is_square, scale=options.scale, enable_gqa=True
+            queries = q[span.query_start : span.query_stop]
+            out[span.query_start : span.query_stop] = _plain(
+                queries, keys, values, span.position, span.first_key, window, options
             )
-            out[span.query_start : span.query_stop] = found[0].transpose(0, 1)
+
+    def _attend_view(self, layer: int, view: PageView, q: Tensor, options: LayerOptions) -> Tensor:
+        """As ReferencePlan does it, or like the others where torch's own attention serves."""
+        seen = view.seen()
+        has_holes = len(seen) == 0 or int(seen[-1] - seen[0]) + 1 != len(seen)
+        exact_dtypes = LayerRows.of(self._arena, self._layout, layer).exact_dtypes
+        if has_holes or not _is_plain(q, exact_dtypes, options):
+            return super()._attend_view(layer, view, q, options)
+        keys, values, _ = gather_pages(view, layer, seen, q.dtype)
+        first_key = int(seen[0]) * self._layout.page_size
+        return _plain(q, keys, values, view.start, first_key, self._layout.groups[view.group].window, options)
+
+
+def _is_plain(q: Tensor, exact_dtypes: tuple[torch.dtype, ...], options: LayerOptions) -> bool:
+    return options.softcap is None and options.sinks is None and q.dtype in exact_dtypes
+
+
+def _plain(
+    q: Tensor, keys: Tensor, values: Tensor, position: int, first_key: int, window: int | None, options: LayerOptions
+) -> Tensor:
+    """q [queries, query_heads, dim] of one sequence from ``position`` on; keys and values [kv_heads, keys, dim]."""
+    num_keys = keys.shape[1]
+    # Without anything before them and no window, the mask is the square causal one that torch knows.
+    is_square = 1 < len(q) == num_keys and (window is None or num_keys <= window)
+    mask = None
+    if not is_square:
+        hidden = hidden_keys(len(q), num_keys, position, first_key, window, q.device)
+        mask = None if hidden is None else ~hidden
+    found = scaled_dot_product_attention(
+        q.transpose(0, 1)[None],
+        keys[None],
+        values[None],
+        mask,
+        is_causal=is_square,
+        scale=options.scale,
+        enable_gqa=True,
+    )
+    return found[0].transpose(0, 1)
 
 
 def _first_pages(batch: StepBatch, group: int, members: np.ndarray) -> np.ndarray:
