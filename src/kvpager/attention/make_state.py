@@ -1,8 +1,9 @@
 """From how a request wants to attend to the state that does it."""
 
 from kvpager.attention.in_request import HeavyHittersState, SinksAndWindowState, SnapKVState
+from kvpager.attention.selective import SelectiveState
 from kvpager.attention.states import LayerState
-from kvpager.config.attend import Attend, HeavyHitters, SinksAndWindow, SnapKV
+from kvpager.config.attend import Attend, HeavyHitters, Selective, SinksAndWindow, SnapKV
 from kvpager.memory.layout import KVLayout
 
 
@@ -12,6 +13,8 @@ def make_state(layout: KVLayout, attend: Attend, prompt_tokens: int | None = Non
     ``prompt_tokens``: length of the request's prompt, which SnapKV needs to give anything back.
     """
     match attend:
+        case Selective():
+            return SelectiveState(layout, attend)
         case SinksAndWindow():
             return SinksAndWindowState(layout, attend)
         case HeavyHitters():
