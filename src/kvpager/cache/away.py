@@ -33,6 +33,7 @@ class AwayPages:
     gone: np.ndarray = field(default_factory=lambda: np.zeros(0, np.bool_))
     num_out: int = 0
     num_gone: int = 0
+    num_steps: int = 0  # since pages were last exchanged
 
     def reach(self, pages: int) -> None:
         """Makes room for so many pages."""
