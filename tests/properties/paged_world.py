@@ -36,6 +36,7 @@ _MOST = 48  # tokens of a sequence
 OPERATIONS = {
     "open": 8, "append": 10, "step": 24, "leave": 16, "fork": 3, "truncate": 3, "free": 6,
     "page_out": 6, "page_in": 8, "lose": 1, "drop": 2, "pass_time": 8, "clear": 1, "limit": 2, "squeeze": 6,
+    "resize": 1,
 }  # fmt: skip
 
 
@@ -97,7 +98,9 @@ class PagedWorld:
     def __init__(self, seed: int) -> None:
         self.random = random.Random(seed)
         self.layout = self.random.choice(list(LAYOUTS.values()))
-        self.cache = open_cache(self.layout, num_blocks=self.random.choice([18, 26]), debug=True)
+        self.cache = open_cache(
+            self.layout, num_blocks=self.random.choice([18, 26]), max_capacity=30 * self.layout.block_stride, debug=True
+        )
         clock = VirtualClock()
         self.mover = SimulatedMover(clock, self.random, lambda lane: 0.02 * self.random.random())
         failures = self.random.choice([0.0, 0.2])
@@ -400,6 +403,14 @@ class PagedWorld:
         """Somebody else needs blocks."""
         counts = self.cache.pool.counts()
         self.cache._reclaimer.make_free(self.random.randint(0, counts.free + counts.cached))
+
+    def resize(self) -> None:
+        if self.steps:
+            return
+        try:
+            self.cache.resize(self.random.randint(12, 30))
+        except OutOfBlocks:
+            self.happened["resize refused"] += 1
 
     def clear(self) -> None:
         if self.random.random() < 0.5:

@@ -143,7 +143,7 @@ class Paging:
         cache, free = self._cache, 0
         self.collect()
         if seq.resident_limit is not None and not cache.rows.open_steps[seq.row]:
-            if self._bring_begun_page(seq):
+            if self._bring_begun_page(seq) and not self._is_begun_page_lost(seq):
                 return False
             for group in range(cache.layout.num_groups):
                 surplus = self._surplus(seq, group, count)
@@ -235,6 +235,11 @@ class Paging:
         for group in groups:
             self._below.arrivals.begin(seq, group, last)
         return bool(groups)
+
+    def _is_begun_page_lost(self, seq: Sequence) -> bool:
+        page = int(self._cache.rows.reserved[seq.row]) // self._cache.layout.page_size
+        copies = [away.copies[page] for away in seq.away or () if away.lies_below(page)]
+        return any(copy.error is not None for copy in copies)
 
     # -- out ----------------------------------------------------------------------------------------------------
 
@@ -341,8 +346,9 @@ class Paging:
             departures = self._below.departures
             found = exchange(departures.candidates(seq, group), below, len(table), use)
             went = departures.move_out(seq, group, departures.clean_or_written(seq, group, found.go), len(found.go))
+            sound = [page for page in found.come.tolist() if away.copies[page].error is None]
             with suppress(OutOfBlocks):  # others were faster
-                self._below.arrivals.begin(seq, group, found.come[:went])
+                self._below.arrivals.begin(seq, group, np.array(sound[:went], np.int64))
 
     def _special(self, step: Step, counts: np.ndarray) -> list[tuple[int, Sequence]]:
         special = counts & self._cache.rows.is_special[step.batch.rows]
@@ -367,6 +373,7 @@ class Paging:
 
     def close(self) -> None:
         """Nothing is read below the device any more. REQUIRES: no sequences."""
+        self.settle()
         if self.window is not None:
             self.window.close()
 

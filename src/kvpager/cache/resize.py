@@ -22,6 +22,7 @@ def resize_pool(cache: "PagedCache", num_blocks: int) -> None:
         raise ConfigError(f"a pool needs at least one block, not {num_blocks}")
     if cache.lower is not None and not cache.lower.settle(_SETTLE_SECONDS):
         raise ConfigError("the pool can't change its size while transfers hang; see the state of its tiers")
+    cache.paging.settle()
     counts = pool.counts()
     live = counts.used + counts.moving
     if live > num_blocks:
