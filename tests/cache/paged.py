@@ -38,7 +38,8 @@ def advance(stamp: Stamp, seq: KVSequence, chunk: int = 4) -> None:
 def write_down(cache: PagedCache) -> None:
     """Everything that can be found is in the host tier too."""
     assert cache.lower is not None
-    while cache.lower.write_down(cache.index.all_blocks().tolist()):
+    while dirty := [block for block in cache.index.all_blocks().tolist() if not cache.lower.is_clean(block)]:
+        cache.lower.write_down(dirty)
         cache.lower.settle(10)
 
 

@@ -21,9 +21,10 @@ class GivesBack:
         self.is_exact = is_exact
         self.choose = choose
         self.cuts: list[int] = []
+        self.use: np.ndarray | None = None
 
     def page_use(self, group: int) -> np.ndarray | None:
-        return None
+        return self.use
 
     def pages_to_give_back(self, group: int, length: int) -> np.ndarray:
         return np.array(self.choose(length), np.int64)

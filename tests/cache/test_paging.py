@@ -1,11 +1,15 @@
 """Running sequences with more pages than they may keep on the device."""
 
+import numpy as np
 import pytest
 
-from kvpager import ConfigError, OutOfBlocks
+from kvpager import ConfigError, InvariantError, OutOfBlocks
+from kvpager.cache.working_set import order
+from kvpager.prefix.index import PrefixIndex
 from kvpager.types import FaultKind, TierKind
 from tests.cache.caches import opened
 from tests.cache.paged import advance, host_of, open_limited, over_host, verify, write_down
+from tests.cache.test_giving_back import GivesBack
 from tests.stamp import T
 
 
@@ -144,3 +148,55 @@ def test_a_second_request_brings_up_what_was_paged_out() -> None:
         first.free()
         second.free()
         stamp.cache.check()
+
+
+def test_pages_that_attention_selects_often_come_up_in_place_of_others() -> None:
+    with over_host(num_blocks=16) as stamp:
+        seq = open_limited(stamp, T(1, 80), limit=12, chunk=4)
+        seq.attention = state = GivesBack()
+        below = np.flatnonzero(seq.tables[0].tiers() == TierKind.HOST)[-3:]
+        for is_used in (False, True):  # the control first: nothing is known
+            if is_used:
+                state.use = np.full(60, 0.001, np.float32)
+                state.use[below] = 0.3
+                write_down(stamp.cache)
+            for token in range(20):
+                seq.append(token)
+                advance(stamp, seq)
+                stamp.cache.lower.settle(5)
+                stamp.cache.tick()
+                assert stamp.cache.paging.num_resident(seq)[0] <= 12
+            assert (seq.tables[0].tiers()[below] == TierKind.DEVICE).all() == is_used
+        assert verify(stamp, seq) == 30
+        assert stamp.cache.statistics().paging.back >= 3
+
+
+def test_what_the_order_of_going_is() -> None:
+    pages = np.array([0, 1, 2, 3, 6, 7, 8, 9])
+    assert order(pages, 10).tolist() == [3, 2, 1, 6, 7, 8, 9, 0]
+    use = np.array([0.5, 0.2, 0.0, 0.1, 0, 0, 0, 0, 0, 0], np.float32)
+    assert order(pages, 10, use).tolist() == [2, 3, 1, 6, 7, 8, 9, 0]
+    assert order(pages[:0], 10).tolist() == []
+
+
+@pytest.mark.parametrize("is_right", [True, False], ids=["now", "control"])
+def test_all_pages_before_a_gap_can_be_reclaimed(is_right: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With the last page behind the gap its whole chain of nodes goes: the page before it may go next."""
+    if not is_right:
+        prune = PrefixIndex.prune
+        monkeypatch.setattr(PrefixIndex, "prune", lambda self, node: (prune(self, node), self.parent(node))[1])
+    with over_host(num_blocks=16) as stamp:
+        seq = open_limited(stamp, T(1, 80), limit=8, chunk=4)
+        stamp.cache.lower.settle(5)
+        resident = np.flatnonzero(seq.tables[0].tiers() == TierKind.DEVICE)
+        assert len(resident) < resident[-1] - resident[0]
+        seq.free()
+        try:
+            for wanted in range(17):
+                assert stamp.cache._reclaimer.make_free(wanted)
+                stamp.cache.check()
+        except InvariantError:
+            assert not is_right
+            stamp.cache.clear_prefix()
+        else:
+            assert is_right

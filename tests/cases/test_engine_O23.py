@@ -150,14 +150,14 @@ class LateRelease:
                     blocks = np.array(table.mapped_blocks())
                     self._cache.pool.pin(blocks)
                     hold.held.append(blocks)
-            self._cache._open_steps.append(hold)
+            self._cache.open_steps.append(hold)
             self._held.append((self._step + 2, hold))
         original(sequences)
 
     def next_step(self) -> None:
         self._step += 1
         for due, hold in [item for item in self._held if item[0] <= self._step]:
-            self._cache._open_steps.remove(hold)
+            self._cache.open_steps.remove(hold)
             for blocks in hold.held:
                 self._cache.evictable.settled(self._cache.pool.unpin(blocks).cached)
             self._held.remove((due, hold))

@@ -34,8 +34,9 @@ LAYOUTS = {
 }
 _MOST = 48  # tokens of a sequence
 OPERATIONS = {
-    "open": 8, "append": 10, "step": 24, "leave": 20, "fork": 3, "truncate": 3, "free": 5,
-    "page_out": 5, "page_in": 4, "lose": 1, "drop": 3, "pass_time": 8, "clear": 1, "limit": 2,
+    "open": 8, "append": 10, "step": 24, "leave": 16, "fork": 3, "truncate": 3, "free": 6,
+    "page_out": 6, "page_in": 8, "lose": 1, "drop": 2, "pass_time": 8, "clear": 1, "limit": 2, "squeeze": 6,
+    "resize": 1,
 }  # fmt: skip
 
 
@@ -56,7 +57,11 @@ class FlakyStore(HostStore):
 
     def read(self, slots: Sequence[Slot], into: Sequence[np.ndarray]) -> "list[int | TierError]":
         found = super().read(slots, into)
-        return [WrongContent("rotten") if self._random.random() < self._failures else each for each in found]
+        for at, page in enumerate(into):
+            if self._random.random() < self._failures:
+                found[at] = WrongContent("rotten")
+                page[:] = 0xEE
+        return found
 
 
 class NoWindow:
@@ -84,7 +89,7 @@ class OpenStep:
     step: Step
     members: list[Model]
     new: list[list[int]]
-    seen: list[list[np.ndarray]] = field(default_factory=list)
+    below: list[tuple[TierKind, int, np.ndarray, list[int]]] = field(default_factory=list)  # pages that it may read
 
 
 class PagedWorld:
@@ -93,10 +98,12 @@ class PagedWorld:
     def __init__(self, seed: int) -> None:
         self.random = random.Random(seed)
         self.layout = self.random.choice(list(LAYOUTS.values()))
-        self.cache = open_cache(self.layout, num_blocks=self.random.choice([18, 26]), debug=True)
+        self.cache = open_cache(
+            self.layout, num_blocks=self.random.choice([18, 26]), max_capacity=30 * self.layout.block_stride, debug=True
+        )
         clock = VirtualClock()
         self.mover = SimulatedMover(clock, self.random, lambda lane: 0.02 * self.random.random())
-        failures = self.random.choice([0.0, 0.05])
+        failures = self.random.choice([0.0, 0.2])
         size = self.layout.block_stride
         self.stores = [
             FlakyStore(TierKind.HOST, self.random.choice([6, 30]), size, self.random, failures),
@@ -120,6 +127,9 @@ class PagedWorld:
             self.cache.check()
             for model in self.models:
                 self.verify(model)
+            for opened in self.steps:
+                for tier, _, slots, _ in opened.below:
+                    assert all(map(self._store(tier).book.is_held, slots.tolist())), "a step reads what nobody holds"
         self.finish()
 
     def finish(self) -> None:
@@ -176,7 +186,10 @@ class PagedWorld:
     def _memory(self, tier: TierKind) -> np.ndarray:
         if tier is TierKind.DEVICE:
             return self.cache.arena.blocks  # type: ignore[attr-defined,no-any-return]
-        return self.stores[tier - TierKind.HOST]._arena.blocks
+        return self._store(tier)._arena.blocks
+
+    def _store(self, tier: TierKind) -> FlakyStore:
+        return self.stores[tier - TierKind.HOST]
 
     # -- choosing -----------------------------------------------------------------------------------------------
 
@@ -239,7 +252,7 @@ class PagedWorld:
             self._begin(step, members, counts)
 
     def _begin(self, step: Step, members: list[Model], counts: list[int]) -> None:
-        new = []
+        new, seen = [], []
         for s, (model, count) in enumerate(zip(members, counts, strict=True)):
             start = len(model.numbers)
             before = model.numbers[-1] if model.numbers else 0
@@ -253,13 +266,26 @@ class PagedWorld:
                 rest = step.batch.non_resident.get((group, s))
                 assert below.any() == (rest is not None)
                 self.happened["step below"] += bool(below.any())
-        self.steps.append(OpenStep(step, members, new))
+                for tier in (TierKind.HOST, TierKind.DISK):
+                    pages = np.flatnonzero(table.tiers() == tier)
+                    if len(pages):
+                        assert rest is not None
+                        seen.append((tier, group, rest.slot[pages], self._numbers(model, pages)))
+        self.steps.append(OpenStep(step, members, new, seen))
+
+    def _numbers(self, model: Model, pages: np.ndarray) -> list[int]:
+        size = self.layout.page_size
+        return [number for page in pages.tolist() for number in model.numbers[page * size : (page + 1) * size]]
 
     def leave(self) -> None:
         if not self.steps:
             return
         opened = self.steps.pop(self.random.randrange(len(self.steps)))
         batch = opened.step.batch
+        for tier, group, slots, expected in opened.below:
+            ids, places = np.repeat(slots, self.layout.page_size), np.arange(len(expected)) % self.layout.page_size
+            wrong = self.stamps.wrong(self._memory(tier), group, ids, places, expected)
+            assert wrong is None, f"a page in {tier.name} changed while a step read it"
         numbers = [number for each in opened.new for number in each]
         for group in range(self.layout.num_groups):
             slots = batch.positions() % self.layout.page_size
@@ -372,6 +398,19 @@ class PagedWorld:
         assert self.cache.lower is not None
         self.cache.lower.wait(0.02)
         self.cache.tick()
+
+    def squeeze(self) -> None:
+        """Somebody else needs blocks."""
+        counts = self.cache.pool.counts()
+        self.cache._reclaimer.make_free(self.random.randint(0, counts.free + counts.cached))
+
+    def resize(self) -> None:
+        if self.steps:
+            return
+        try:
+            self.cache.resize(self.random.randint(12, 30))
+        except OutOfBlocks:
+            self.happened["resize refused"] += 1
 
     def clear(self) -> None:
         if self.random.random() < 0.5:

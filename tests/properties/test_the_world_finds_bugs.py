@@ -14,6 +14,7 @@ from kvpager.cache.paged_cache import PagedCache
 from kvpager.cache.reclaim import Reclaimer
 from kvpager.cache.sequence import Sequence
 from kvpager.cache.sequence_rows import SequenceRows
+from kvpager.cache.steps import Steps
 from kvpager.eviction.lru import LRU
 from kvpager.memory.arena import HostArena
 from kvpager.memory.block_pool import BlockPool, Released
@@ -43,18 +44,18 @@ def writes_published_pages_in_place(patch: Patch) -> None:
 
 def writes_what_a_step_may_still_read(patch: Patch) -> None:
     patch.setattr(BlockPool, "is_write_protected", lambda self, ids: (self.refcount[ids] > 1) | self.indexed[ids])
-    patch.setattr(PagedCache, "_pages_to_copy", _last_owner_always_in_place)
+    patch.setattr(Steps, "_pages_to_copy", _last_owner_always_in_place)
 
 
-def _last_owner_always_in_place(self: PagedCache, rows: np.ndarray, starts: np.ndarray) -> list[tuple[int, int]]:
-    partial = starts % self.layout.page_size != 0
-    protected = self.pool.is_write_protected(self.rows.tail[:, rows]) & partial
+def _last_owner_always_in_place(self: Steps, rows: np.ndarray, starts: np.ndarray) -> list[tuple[int, int]]:
+    partial = starts % self._layout.page_size != 0
+    protected = self._pool.is_write_protected(self._rows.tail[:, rows]) & partial
     owners: dict[int, int] = {}
     copies = []
     for group, at in np.argwhere(protected).tolist():
-        block = int(self.rows.tail[group, rows[at]])
-        left = owners.setdefault(block, int(self.pool.refcount[block]))
-        if left > 1 or self.pool.indexed[block]:
+        block = int(self._rows.tail[group, rows[at]])
+        left = owners.setdefault(block, int(self._pool.refcount[block]))
+        if left > 1 or self._pool.indexed[block]:
             owners[block] = left - 1
             copies.append((group, at))
     return copies
@@ -69,23 +70,23 @@ def gives_blocks_out_while_a_step_is_open(patch: Patch) -> None:
 
 
 def counts_steps_in_the_order_they_are_left(patch: Patch) -> None:
-    def close(self: PagedCache, step: object, succeeded: bool) -> None:
+    def close(self: Steps, step: object, succeeded: bool) -> None:
         step.is_open, step.has_succeeded = False, succeeded
         self._settle(step)
 
-    patch.setattr(PagedCache, "_close_step", close)
+    patch.setattr(Steps, "_close", close)
 
 
 def counts_what_stands_behind_a_failed_step(patch: Patch) -> None:
-    settle = PagedCache._settle
+    settle = Steps._settle
 
-    def forgetful(self: PagedCache, step: object) -> None:
+    def forgetful(self: Steps, step: object) -> None:
         rows = step.batch.rows
         if step.has_succeeded:
-            self.rows.committed[rows] = step.batch.starts
+            self._rows.committed[rows] = step.batch.starts
         settle(self, step)
 
-    patch.setattr(PagedCache, "_settle", forgetful)
+    patch.setattr(Steps, "_settle", forgetful)
 
 
 def changes_the_table_a_step_reads(patch: Patch) -> None:
@@ -133,8 +134,8 @@ def matches_one_token_too_many_inside_a_page(patch: Patch) -> None:
 
 
 def forgets_to_copy_the_last_owner_bit_in_a_batch(patch: Patch) -> None:
-    pages = PagedCache._pages_to_copy
-    patch.setattr(PagedCache, "_pages_to_copy", lambda self, rows, starts: pages(self, rows, starts)[:1])
+    pages = Steps._pages_to_copy
+    patch.setattr(Steps, "_pages_to_copy", lambda self, rows, starts: pages(self, rows, starts)[:1])
 
 
 def releases_twice(patch: Patch) -> None:
@@ -157,12 +158,12 @@ def refuses_while_there_is_room(patch: Patch) -> None:
 
 
 def gives_back_what_the_window_still_sees(patch: Patch) -> None:
-    give_back = PagedCache._give_back_behind_window
+    give_back = Steps._give_back_behind_window
 
-    def eager(self: PagedCache, step: object, counts: np.ndarray, group: int, window: int) -> None:
+    def eager(self: Steps, step: object, counts: np.ndarray, group: int, window: int) -> None:
         give_back(self, step, counts, group, max(1, window - 2))
 
-    patch.setattr(PagedCache, "_give_back_behind_window", eager)
+    patch.setattr(Steps, "_give_back_behind_window", eager)
 
 
 def moves_blocks_without_their_bytes(patch: Patch) -> None:

@@ -33,6 +33,7 @@ class AwayPages:
     gone: np.ndarray = field(default_factory=lambda: np.zeros(0, np.bool_))
     num_out: int = 0
     num_gone: int = 0
+    num_steps: int = 0  # since pages were last exchanged
 
     def reach(self, pages: int) -> None:
         """Makes room for so many pages."""
@@ -100,7 +101,7 @@ def away_of(cache: "PagedCache", seq: "Sequence") -> tuple[AwayPages, ...]:
     """The sequence's own, made where it has none, and as long as its tables."""
     if seq.away is None:
         seq.away = tuple(AwayPages(NonResidentPages.none(len(group.layers))) for group in cache.layout.groups)
-        cache.rows.is_special[seq.row] = True
+        cache.rows.mark_special(seq.row)
     for away, table in zip(seq.away, seq.tables, strict=True):
         away.reach(len(table))
     return seq.away

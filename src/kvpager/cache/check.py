@@ -34,7 +34,7 @@ def _check_counts(cache: "PagedCache") -> None:
             table.check(cache.pool.num_blocks)
             mapped.update(table.mapped_blocks().tolist())
     held: Counter[int] = Counter()
-    for step in cache._open_steps:
+    for step in cache.open_steps:
         for blocks in step.held:
             held.update(blocks.tolist())
     if cache.lower is not None:

@@ -19,9 +19,11 @@ def check_away(cache: "PagedCache") -> None:
     """Raises InvariantError unless every page away from the device is accounted for, and nothing else is held."""
     owners: Counter[PageCopy] = Counter()
     users: Counter[PageCopy] = Counter()
+    first_owner: dict[tuple[TierKind, int], tuple[Sequence, int]] = {}
     for seq in cache.sequences.values():
         for group in range(cache.layout.num_groups if seq.away is not None else 0):
             _check_columns(cache, seq, group, owners, users)
+            _check_sharing(cache, seq, group, first_owner)
     for parting in cache.paging.partings.leaving():
         for copy, is_used in parting:
             owners[copy] += 1
@@ -41,6 +43,22 @@ def check_away(cache: "PagedCache") -> None:
         usage, wanted = tier.usage(), len(held[tier.kind])  # what is also being read counts as moving
         if not wanted - usage.moving <= usage.used <= wanted:
             raise InvariantError(f"{tier.name} counts {usage.used} pages in use, not {wanted}")
+
+
+def _check_sharing(
+    cache: "PagedCache", seq: "Sequence", group: int, first_owner: "dict[tuple[TierKind, int], tuple[Sequence, int]]"
+) -> None:
+    """I9, below the device: two sequences use a slot only with equal scope and equal tokens up to the end of it."""
+    assert seq.away is not None
+    assert seq.tokens is not None
+    for page, copy in seq.away[group].copies.items():
+        if copy.tier is None or copy.slot is None or not seq.away[group].lies_below(page):
+            continue
+        other, at = first_owner.setdefault((copy.tier.kind, copy.slot.index), (seq, page))
+        end = min((page + 1) * cache.layout.page_size, seq.length, other.length)
+        assert other.tokens is not None
+        if at != page or seq.scope != other.scope or seq.tokens[:end] != other.tokens[:end]:
+            raise InvariantError(f"I9: slot {copy.slot.index} is used by sequences of different content")
 
 
 def _check_columns(

@@ -18,7 +18,6 @@ from kvpager.cache.fault import FaultLog
 from kvpager.cache.lower_pages import LowerPages
 from kvpager.cache.paging import MIN_LIMIT, Paging
 from kvpager.cache.prefix_match import PrefixMatch, PrefixMatcher, first_visible_page, page_labels
-from kvpager.cache.publishing import publish
 from kvpager.cache.reclaim import Reclaimer
 from kvpager.cache.resize import resize_pool
 from kvpager.cache.retention import Retainer
@@ -26,7 +25,8 @@ from kvpager.cache.retention_terms import Retention
 from kvpager.cache.sequence import Sequence, token_array
 from kvpager.cache.sequence_rows import SequenceRows
 from kvpager.cache.statistics import CacheStatistics, read_statistics
-from kvpager.cache.step import Step, StepBatch
+from kvpager.cache.step import Step
+from kvpager.cache.steps import Steps
 from kvpager.errors import ConfigError, OutOfBlocks
 from kvpager.memory.arena import Arena
 from kvpager.memory.block_pool import BlockPool
@@ -44,7 +44,6 @@ _FREED = -1  # the row of a freed sequence
 _COPY_SECONDS = 5.0  # for copies to lower tiers that hold the last blocks
 _CLOSE_SECONDS = 30.0  # for writing down what should outlive the process
 _UNBOUNDED = np.iinfo(np.int64).max
-_cache_of = attrgetter("_cache")
 _row_of = attrgetter("row")
 
 
@@ -83,7 +82,6 @@ class PagedCache:
         self._matcher = PrefixMatcher(layout, index, match_inside_pages)
         self._windows = [group.window for group in layout.groups]
         self._has_only_windows = None not in self._windows
-        self._open_steps: list[Step] = []
         self._root_keys: dict[tuple[str, str, str], ContentKey] = {}
         self._lookups = self._prompt_tokens = self._hit_tokens = self._computed_tokens = 0
         self._hits_by_tier = dict.fromkeys(TierKind, 0)
@@ -92,6 +90,7 @@ class PagedCache:
         self.epoch = 0  # of the index: how often everything in it was forgotten
         self.lower: LowerPages | None = None  # the tiers below the device, where there are any
         self.paging = Paging(self)
+        self._steps = Steps(self, rewind)
         self.retention: Retainer  # set by whoever opens the cache, as it needs a clock
         self.sessions: SessionFiles | None = None  # where named sessions are kept, if a tier outlives the process
 
@@ -316,7 +315,7 @@ class PagedCache:
         if len(blocks) == 0:
             return
         if self.rows.open_steps[seq.row]:
-            for step in self._open_steps:
+            for step in self.open_steps:
                 if seq in step.sequences:
                     self.pool.pin(blocks)
                     step.held.append(blocks)
@@ -376,66 +375,12 @@ class PagedCache:
 
     def step_over(self, sequences: List[Sequence], counts: np.ndarray) -> Step:
         """``step`` for two parallel lists. REQUIRES: the sequences are distinct."""
-        rows = np.fromiter(map(_row_of, sequences), np.int64, len(sequences))
-        self._check_step(sequences, rows, counts)
-        is_special = bool(self.rows.is_special[rows].any())
-        if is_special:
-            self.paging.make_room(sequences, counts.tolist())
-        page_size, num_groups = self.layout.page_size, self.layout.num_groups
-        starts = self.rows.reserved[rows]
-        stops = starts + counts
-        new_pages = -(-stops // page_size) + (-starts // page_size)
-        copies = self._pages_to_copy(rows, starts)
-        fresh = self._take(int(new_pages.sum()) * num_groups + len(copies))
-        if copies:
-            self._copy_on_write(sequences, starts, copies, fresh[: len(copies)])
-        if len(fresh) > len(copies):
-            self._map_new_pages(sequences, rows, starts, new_pages, fresh[len(copies) :])
-        self.rows.reserved[rows] = stops
-        self.rows.open_steps[rows] += 1
-        tables = tuple(tuple(seq.tables[g].snapshot() for seq in sequences) for g in range(num_groups))
-        batch = StepBatch(self.layout, rows, starts, counts, tables, self.rows.tail[:, rows])
-        if is_special:
-            batch = self.paging.described(batch, sequences)
-        step = Step(tuple(sequences), batch, self._close_step)
-        self._open_steps.append(step)
-        return step
+        return self._steps.open(sequences, counts)
 
-    def _check_step(self, sequences: List[Sequence], rows: np.ndarray, counts: np.ndarray) -> None:
-        if len(sequences) == 0:
-            raise ConfigError("a step needs at least one sequence")
-        if (counts < 1).any():
-            raise ConfigError("every sequence of a step needs at least one new token; leave out the others")
-        if rows.min() < 0 or set(map(_cache_of, sequences)) != {self}:
-            for seq in sequences:
-                self.check_usable(seq)
-        known = np.array([_UNBOUNDED if (ids := seq.tokens) is None else len(ids) for seq in sequences])
-        stops = self.rows.reserved[rows] + counts
-        if (stops > known).any():
-            at = int(np.argmax(stops > known))
-            raise ConfigError(
-                f"a step of {counts[at]} tokens from position {stops[at] - counts[at]} needs {stops[at]} token ids, "
-                f"but the sequence has {known[at]}; append them first"
-            )
-
-    def _pages_to_copy(self, rows: np.ndarray, starts: np.ndarray) -> list[tuple[int, int]]:
-        """(group, index) of each last page that is begun, and shared or published, so that writing it copies it."""
-        partial = starts % self.layout.page_size != 0
-        if not partial.any():
-            return []
-        tails = self.rows.tail[:, rows]
-        protected = self.pool.is_write_protected(tails) & partial
-        if not protected.any():
-            return []
-        owners: dict[int, int] = {}
-        copies = []
-        for group, at in np.argwhere(protected).tolist():
-            block = int(tails[group, at])
-            left = owners.setdefault(block, int(self.pool.refcount[block]))
-            if left > 1 or self.pool.indexed[block] or self.pool.pins[block]:  # else: the last owner writes in place
-                owners[block] = left - 1
-                copies.append((group, at))
-        return copies
+    @property
+    def open_steps(self) -> List[Step]:
+        """In the order in which they were opened."""
+        return self._steps.open_steps
 
     def _take(self, needed: int) -> np.ndarray:
         if not self._reclaimer.make_free(needed) and not self._wait_for_free(needed):
@@ -455,15 +400,6 @@ class PagedCache:
             if self._reclaimer.make_free(needed):
                 return True
         return False
-
-    def _copy_on_write(
-        self, sequences: List[Sequence], starts: np.ndarray, copies: list[tuple[int, int]], fresh: np.ndarray
-    ) -> None:
-        with self._faults.handling(FaultKind.COPY_ON_WRITE, len(copies)):
-            sources = np.array([self.rows.tail[group, sequences[at].row] for group, at in copies], np.int32)
-            self.arena.copy(sources, fresh)
-            for (group, at), source, target in zip(copies, sources, fresh.tolist(), strict=True):
-                self._repoint(sequences[at], group, int(starts[at]) // self.layout.page_size, source, target)
 
     def make_writable(self, seq: Sequence, start: int, stop: int) -> None:
         """Copies the shared or published pages among positions ``start .. stop-1``, so that writing them is private."""
@@ -493,84 +429,6 @@ class PagedCache:
             self.rows.tail[group, seq.row] = target
         self._give_back(seq, np.array([source], np.int32))
 
-    def _map_new_pages(
-        self, sequences: List[Sequence], rows: np.ndarray, starts: np.ndarray, new_pages: np.ndarray, fresh: np.ndarray
-    ) -> None:
-        with self._faults.handling(FaultKind.DEMAND, len(fresh)):
-            touched = np.flatnonzero(new_pages)
-            first = (-(-starts[touched] // self.layout.page_size)).tolist()
-            counts = new_pages[touched]
-            for group in range(self.layout.num_groups):
-                share = fresh[group * int(counts.sum()) :]
-                ends = np.cumsum(counts)
-                self.rows.tail[group, rows[touched]] = share[ends - 1]
-                at = 0
-                for index, page, count in zip(touched.tolist(), first, counts.tolist(), strict=True):
-                    if count == 1:
-                        sequences[index].tables[group].map_one(page, share[at])
-                    else:
-                        sequences[index].tables[group].map(page, share[at : at + count])
-                    at += count
-
-    def _close_step(self, step: Step, succeeded: bool) -> None:
-        """Steps that share a sequence count in the order they were opened; one left early waits for those before it."""
-        step.is_open = False
-        step.has_succeeded = succeeded
-        if len(self._open_steps) == 1:
-            self._settle(step)
-        else:
-            self._settle_all_that_can()
-        if self.lower is not None:
-            self.lower.collect()
-            self.paging.settle()
-        self.retention.tick()
-        self._reclaimer.run_background()
-
-    def _settle_all_that_can(self) -> None:
-        waiting: set[Sequence] = set()
-        for step in tuple(self._open_steps):
-            if step.is_open or not waiting.isdisjoint(step.sequences):
-                waiting.update(step.sequences)
-            else:
-                self._settle(step)
-
-    def _settle(self, step: Step) -> None:
-        self._open_steps.remove(step)
-        rows = step.batch.rows
-        self.rows.open_steps[rows] -= 1
-        alive = self.rows.is_alive[rows]
-        if not alive.all():
-            for row in rows[~alive & (self.rows.open_steps[rows] == 0)].tolist():
-                self.rows.give_back(row)
-        # Where an earlier step failed, the rows before this one's were never written: its tokens can't count either.
-        counts = alive & step.has_succeeded & (self.rows.committed[rows] == step.batch.starts)
-        self._commit(step, counts)
-        if not counts.all():
-            self._take_back(step, alive & ~counts)
-        for blocks in step.held:
-            self.evictable.settled(self.pool.unpin(blocks).cached)
-        self.paging.ended(step, counts)
-
-    def _commit(self, step: Step, counts: np.ndarray) -> None:
-        """``counts`` says which sequences of the step go on."""
-        rows, stops = step.batch.rows, step.batch.stops
-        self.rows.committed[rows[counts]] = stops[counts]
-        self._computed_tokens += int(step.batch.query_lengths[counts].sum())
-        self.paging.computed(step, counts)
-        full = np.minimum(stops // self.layout.page_size, self.rows.publish_until[rows])
-        growing = np.flatnonzero(counts & (full > self.rows.published[rows]))
-        if len(growing) and self.rows.is_special[rows].any():
-            growing = growing[[self._can_stand(step.sequences[at], int(full[at])) for at in growing.tolist()]]
-        if len(growing):
-            publish(self, [step.sequences[at] for at in growing.tolist()], full[growing].tolist())
-        for group, window in enumerate(self._windows):
-            if window is not None:
-                self._give_back_behind_window(step, counts, group, window)
-        if self._has_only_windows:
-            published, first_page = self.rows.published[rows], self.rows.first_page[:, rows].min(axis=0)
-            for at in np.flatnonzero(counts & (published > 0) & (published <= first_page)).tolist():
-                self._leave_index(step.sequences[at])
-
     def _leave_index(self, seq: Sequence) -> None:
         """The last page that ``seq`` published was given back in every group, so nothing keeps its node there.
 
@@ -578,29 +436,6 @@ class PagedCache:
         """
         seq._node = seq._root
         self.rows.published[seq.row] = self.rows.publish_until[seq.row] = 0
-
-    def _take_back(self, step: Step, failed: np.ndarray) -> None:
-        """Nothing of these sequences' new tokens counts; their pages go when no other step holds them."""
-        for at in np.flatnonzero(failed).tolist():
-            seq = step.sequences[at]
-            if self.rows.open_steps[seq.row] == 0:
-                self._cut(seq, seq.length)
-
-    def _give_back_behind_window(self, step: Step, counts: np.ndarray, group: int, window: int) -> None:
-        rows, page_size = step.batch.rows, self.layout.page_size
-        stops = step.batch.stops
-        visible = np.maximum(0, stops - window + 1 - self._rewind) // page_size
-        last_full = np.maximum((stops - self._rewind) // page_size - 1, 0)  # stays: the sequence stands on its node
-        needed = np.minimum(visible, last_full)
-        first = self.rows.first_page[group, rows]
-        for at in np.flatnonzero(counts & (needed > first)).tolist():
-            seq = step.sequences[at]
-            table = seq.tables[group]
-            if self.rows.open_steps[seq.row]:
-                table.detach()
-            self.paging.partings.unmapped(seq, group, int(first[at]), int(needed[at]))
-            self._give_back(seq, table.unmap(int(first[at]), int(needed[at])))
-            self.rows.first_page[group, seq.row] = needed[at]
 
     # -- the pool's size ----------------------------------------------------------------------------------------
 
@@ -686,7 +521,7 @@ class PagedCache:
 
     def close(self) -> None:
         """Frees all sequences; what tiers that outlive the process lack is written. REQUIRES: no step is open."""
-        if self._open_steps:
+        if self.open_steps:
             raise ConfigError("a step is still open; leave it before closing the cache")
         self.free(list(self.sequences.values()))
         self.retention.close()

@@ -12,6 +12,7 @@ pages of an open step, and pinned ones. Which of the others go says cache/workin
 
 from collections.abc import Mapping
 from collections.abc import Sequence as List
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -27,6 +28,7 @@ from kvpager.cache.paging_statistics import PagingStatistics
 from kvpager.cache.partings import Partings
 from kvpager.cache.sequence import Sequence
 from kvpager.cache.step import Step, StepBatch, Touched
+from kvpager.cache.working_set import exchange
 from kvpager.errors import ConfigError, OutOfBlocks, PagesLost
 from kvpager.tiers.staging import Window
 from kvpager.types import FaultKind, TierKind
@@ -36,6 +38,7 @@ if TYPE_CHECKING:
     from kvpager.cache.paged_cache import PagedCache
 
 _COPY_SECONDS = 5.0  # for pages that have to be written down before a step
+_EXCHANGE_EVERY = 8  # steps
 _PATIENCE = 0.05  # seconds between two looks at the clock
 MIN_LIMIT = 2  # pages: the one being written, and the one before it
 
@@ -140,7 +143,7 @@ class Paging:
         cache, free = self._cache, 0
         self.collect()
         if seq.resident_limit is not None and not cache.rows.open_steps[seq.row]:
-            if self._bring_begun_page(seq):
+            if self._bring_begun_page(seq) and not self._is_begun_page_lost(seq):
                 return False
             for group in range(cache.layout.num_groups):
                 surplus = self._surplus(seq, group, count)
@@ -233,6 +236,11 @@ class Paging:
             self._below.arrivals.begin(seq, group, last)
         return bool(groups)
 
+    def _is_begun_page_lost(self, seq: Sequence) -> bool:
+        page = int(self._cache.rows.reserved[seq.row]) // self._cache.layout.page_size
+        copies = [away.copies[page] for away in seq.away or () if away.lies_below(page)]
+        return any(copy.error is not None for copy in copies)
+
     # -- out ----------------------------------------------------------------------------------------------------
 
     def page_out(self, seq: Sequence, group: int, pages: np.ndarray) -> int:
@@ -318,7 +326,29 @@ class Paging:
                 for group in range(self._cache.layout.num_groups):
                     self.partings.drop_pages(seq, group, seq.attention.pages_to_give_back(group, seq.length))
             if not self._cache.rows.open_steps[seq.row]:
+                self._exchange(seq)
                 self.begin_writing(seq, int(step.batch.query_lengths[at]))
+
+    def _exchange(self, seq: Sequence) -> None:
+        """Where attention selects pages, those below that it selects often begin to come up, and others go."""
+        state = seq.attention
+        if state is None or state.is_exact or seq.resident_limit is None or seq.away is None:
+            return
+        for group, away in enumerate(seq.away):
+            away.num_steps += 1
+            if away.num_steps < _EXCHANGE_EVERY or not away.num_out:
+                continue
+            away.num_steps = 0
+            use, table = state.page_use(group), seq.tables[group]
+            if use is None:
+                continue
+            below = np.flatnonzero(table.tiers() > TierKind.DEVICE)
+            departures = self._below.departures
+            found = exchange(departures.candidates(seq, group), below, len(table), use)
+            went = departures.move_out(seq, group, departures.clean_or_written(seq, group, found.go), len(found.go))
+            sound = [page for page in found.come.tolist() if away.copies[page].error is None]
+            with suppress(OutOfBlocks):  # others were faster
+                self._below.arrivals.begin(seq, group, np.array(sound[:went], np.int64))
 
     def _special(self, step: Step, counts: np.ndarray) -> list[tuple[int, Sequence]]:
         special = counts & self._cache.rows.is_special[step.batch.rows]
@@ -343,6 +373,7 @@ class Paging:
 
     def close(self) -> None:
         """Nothing is read below the device any more. REQUIRES: no sequences."""
+        self.settle()
         if self.window is not None:
             self.window.close()
 

@@ -56,12 +56,12 @@ class Arrivals:
         blocks = take_held(self._cache, len(wanted))
         load = self._lower.migration.load([copy.page for copy in copies], blocks.tolist())
         self._open.append(_Arrival(seq, group, wanted, copies, blocks, load))
-        self.settle()  # all of it may be gone
 
     def wait(self, seq: Sequence) -> None:
         """Until nothing is on its way to ``seq``. Raises PagesLost for pages that did not come."""
         stop_at = self._lower.migration.now() + _LONGEST_WAIT
         mine = [each for each in self._open if each.seq is seq]
+        self.settle()
         while any(each in self._open for each in mine) and self._lower.migration.now() < stop_at:
             self._lower.wait(_PATIENCE)
             self.settle()
@@ -86,6 +86,8 @@ class Arrivals:
     def _land(self, arrival: _Arrival) -> None:
         seq, group, load = arrival.seq, arrival.group, arrival.load
         came = [at for at, error in enumerate(load.errors) if error is None]
+        for copy, error in zip(arrival.copies, load.errors, strict=True):
+            copy.error = copy.error or error
         away = None if seq.is_freed or seq.away is None else seq.away[group]
         if away is not None:
             pages, copies = arrival.pages, arrival.copies

@@ -50,7 +50,10 @@ class Departures:
 
     def ready(self, seq: Sequence, group: int, wanted: int) -> dict[int, PageCopy]:
         """Of the ``wanted`` pages that should go first those that a tier has; the others are being written now."""
-        pages = self.candidates(seq, group)[:wanted]
+        return self.clean_or_written(seq, group, self.candidates(seq, group)[:wanted])
+
+    def clean_or_written(self, seq: Sequence, group: int, pages: np.ndarray) -> dict[int, PageCopy]:
+        """Those of ``pages`` that a tier has; the others are being written now."""
         clean = self.clean(seq, group, pages)
         if len(clean) < len(pages):
             self._write(seq, group, np.setdiff1d(pages, list(clean)))

@@ -88,7 +88,7 @@ class Partings:
                 seq.tables[group].unmap_pages(which)
                 self._counts.lost += len(which)
                 seq.is_lost = True
-                self._cache.rows.is_special[row] = True
+                self._cache.rows.mark_special(row)
                 found.append(seq)
         return list(dict.fromkeys(found))
 
@@ -99,7 +99,7 @@ class Partings:
 
     def let_go(self, seq: Sequence, parting: Parting) -> None:
         """At once, or when the last step has ended that may read them."""
-        steps = [step for step in self._cache._open_steps if seq in step.sequences] if parting else []
+        steps = [step for step in self._cache.open_steps if seq in step.sequences] if parting else []
         if not steps:
             self._part(parting)
             return

@@ -16,12 +16,13 @@ _SETTLE_SECONDS = 10.0  # for transfers that hold blocks
 def resize_pool(cache: "PagedCache", num_blocks: int) -> None:
     """What ``PagedCache.resize`` promises."""
     pool = cache.pool
-    if cache._open_steps:
+    if cache.open_steps:
         raise ConfigError("the pool can't change its size while a step is open")
     if num_blocks < 1:
         raise ConfigError(f"a pool needs at least one block, not {num_blocks}")
     if cache.lower is not None and not cache.lower.settle(_SETTLE_SECONDS):
         raise ConfigError("the pool can't change its size while transfers hang; see the state of its tiers")
+    cache.paging.settle()
     counts = pool.counts()
     live = counts.used + counts.moving
     if live > num_blocks:

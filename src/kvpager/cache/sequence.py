@@ -118,7 +118,7 @@ class Sequence:
         self._cache.check_usable(self)
         if limit is not None:
             self._cache.paging.check_limit(limit, self.tokens)
-            self._cache.rows.is_special[self.row] = True
+            self._cache.rows.mark_special(self.row)
         self._resident_limit = limit
 
     @property
@@ -131,7 +131,7 @@ class Sequence:
         self._cache.check_usable(self)
         self._attention = state
         if state is not None:
-            self._cache.rows.is_special[self.row] = True
+            self._cache.rows.mark_special(self.row)
 
     @property
     def num_tokens(self) -> int:

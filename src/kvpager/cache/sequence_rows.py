@@ -26,6 +26,7 @@ class SequenceRows:
         self.is_special = np.zeros(capacity, np.bool_)
         self.tail = np.zeros((num_groups, capacity), np.int32)
         self.first_page = np.zeros((num_groups, capacity), np.int64)
+        self._knows_special = False
         self._free = list(range(capacity - 1, -1, -1))
 
     def take(self) -> int:
@@ -39,6 +40,13 @@ class SequenceRows:
         self.is_alive[row] = True
         self.is_special[row] = False
         return row
+
+    def mark_special(self, row: int) -> None:
+        self.is_special[row] = self._knows_special = True
+
+    def has_special(self, rows: np.ndarray) -> bool:
+        """Whether one of ``rows`` is special. Costs nothing where none ever was."""
+        return self._knows_special and bool(self.is_special[rows].any())
 
     def give_back(self, row: int) -> None:
         self.tail[:, row] = 0  # a row that nobody owns must not name a block: the pool may shrink below it
