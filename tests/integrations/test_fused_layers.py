@@ -1,7 +1,7 @@
 """Fused layers against the model's own modules: the same logits, the same weights, and nothing left behind."""
 
 import copy
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -16,7 +16,7 @@ from kvpager.attention.backend import DEFAULT_OPTIONS, LayerOptions
 from kvpager.engine import Engine, Sampling
 from kvpager.integrations.attention_function import PackedCall, attending, paged_attention
 from kvpager.integrations.decoder_layers import FAMILIES as FUSED
-from kvpager.integrations.fused_layers import FusedDecoder, fused
+from kvpager.integrations.fused_layers import Buffers, FusedDecoder, fused
 from kvpager.integrations.model_layout import layout_for
 from tests.families import FAMILIES, VOCABULARY
 from tests.tiny_model import tiny_model
@@ -57,6 +57,34 @@ def both(model: PreTrainedModel, tokens: int) -> tuple[Tensor, Tensor]:
         with torch.inference_mode(), attending(PackedCall(layout, CausalMean())):
             expected = model(input_ids=ids[None], position_ids=positions[None], use_cache=False).logits[0]
     return found, expected
+
+
+class Interrupted(CausalMean):
+    """In the middle of a layer, ``other`` happens."""
+
+    def __init__(self, other: Callable[[], object]) -> None:
+        self.other = other
+
+    def run(self, layer: int, q: Tensor, k: Tensor, v: Tensor, options: LayerOptions = DEFAULT_OPTIONS) -> Tensor:
+        found = super().run(layer, q, k, v, options)
+        self.other()
+        return found
+
+
+def test_two_passes_under_way_at_once_do_not_touch_each_other() -> None:
+    ids, keep = torch.arange(5), torch.arange(5)
+    with fused_model(tiny_model()) as (_, decoder):
+        assert isinstance(decoder, FusedDecoder), decoder
+        first, second, breaths = Buffers(), Buffers(), []
+
+        def forward(ids: Tensor, plan: CausalMean, buffers: Buffers) -> Tensor:
+            return decoder.forward(ids, torch.arange(5), plan, keep, buffers, lambda: breaths.append(1))
+
+        alone = forward(ids, CausalMean(), first)
+        assert len(breaths) == 4 * 2  # between the parts of both layers
+        for between, same in ((second, True), (first, False)):  # sharing buffers would not do
+            plan = Interrupted(lambda between=between: forward(ids + 7, CausalMean(), between))  # type: ignore[misc]
+            assert torch.equal(forward(ids, plan, first), alone) == same
 
 
 def test_some_families_are_fused() -> None:

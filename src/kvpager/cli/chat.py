@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 from kvpager.cli.arguments import add_common, add_sampling, chosen_options, chosen_sampling, did_you_mean
 from kvpager.cli.prompts import Message, encode_conversation
 from kvpager.cli.tier_hits import hits_by_name, in_words
+from kvpager.cli.usage import usage, usage_in_words
 from kvpager.config import DiskTier
 from kvpager.errors import ConfigError, RequestError
 
@@ -175,6 +176,7 @@ class Chat:
                 "prompt_tokens": answer.prompt_tokens,
                 "prefix_tokens": answer.prefix_tokens,
                 "prefix_by_tier": hits_by_name(answer.prefix_by_tier),
+                "usage": usage(answer),
                 "seconds": seconds,
             }
             print(json.dumps(turn, ensure_ascii=False), flush=True)
@@ -185,7 +187,7 @@ class Chat:
         cached = f"{answer.prefix_tokens} of {answer.prompt_tokens} prompt tokens cached"
         _note(
             f"[{count} tokens in {seconds:.1f} s, {count / max(seconds, 1e-9):.1f} tokens/s; "
-            f"{cached}{in_words(answer.prefix_by_tier)}; {answer.finish_reason.value}]"
+            f"{cached}{in_words(answer.prefix_by_tier)}{usage_in_words([answer])}; {answer.finish_reason.value}]"
         )
 
 

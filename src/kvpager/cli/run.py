@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 from kvpager.cli.arguments import add_common, add_sampling, chosen_options, chosen_sampling
 from kvpager.cli.prompts import encode_prompt, has_chat_template, read_prompts
 from kvpager.cli.tier_hits import hits_by_name, in_words
+from kvpager.cli.usage import usage, usage_in_words
 from kvpager.errors import RequestError
 from kvpager.types import TierKind
 
@@ -111,6 +112,7 @@ def _as_object(prompt: str, answer: "Completion") -> dict[str, object]:
         "prefix_tokens": answer.prefix_tokens,
         "prefix_by_tier": hits_by_name(answer.prefix_by_tier),
         "preemptions": answer.preemptions,
+        "usage": usage(answer),
         "error": answer.error,
     }
 
@@ -144,6 +146,7 @@ def _summary(answers: list["Completion"], seconds: float) -> str:
     return (
         f"{len(answers)} {noun}, {tokens} tokens in {seconds:.1f} s ({tokens / max(seconds, 1e-9):.1f} tokens/s); "
         f"{found} of {prompt} prompt tokens found in the prefix index{_where(firsts)}; {preemptions} preemptions"
+        f"{usage_in_words(answers)}"
     )
 
 

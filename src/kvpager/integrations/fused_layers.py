@@ -102,14 +102,15 @@ class FusedDecoder:
         positions: Tensor,
         plan: Plan,
         keep: Tensor,
-        buffers: "Buffers",
+        buffers: "Buffers | None" = None,
         breathe: Callable[[], None] = lambda: None,
     ) -> Tensor:
         """Logits [len(keep), vocab] of the packed tokens ``ids`` [T] at ``positions`` [T], at the indices ``keep``.
 
-        ``buffers``: of this pass alone until it returns. ``breathe`` is called between the parts of a layer.
+        ``buffers``: of this pass alone until it returns; None: new ones. ``breathe`` is called between the parts of a
+        layer.
         """
-        rows = self._rows_for(len(ids), buffers)
+        rows = self._rows_for(len(ids), buffers or Buffers())
         torch.index_select(self._decoder.embedding.weight, 0, ids, out=rows.hidden)
         angles = self._angles(positions)
         pending = None
