@@ -178,3 +178,27 @@ def test_forks_forget_each_for_itself(kind: Attend) -> None:
             assert len(bench.gone[twin]) == len(bench.gone[seq]) + 2
         seq.free()
         bench.run(twin, [1] * 2)
+
+
+def test_a_prompt_that_was_given_back_stays_findable_as_long_as_nobody_needs_its_blocks() -> None:
+    with opened(num_blocks=24) as bench:
+        cache, prompt = bench.cache, T(1, 80)
+        seq = bench.forgetting([*prompt, *T(901, 920)], SnapKV(24, 8, 4), 80)
+        bench.run(seq, [80, 1, 1])
+        assert len(bench.gone[seq]) == 14
+        second = bench.cache.sequence(T(1, 81))
+        assert second.prefix_tokens == 80
+        second.free()
+
+        available = cache.num_available
+        assert available == 24 - 7
+        other = cache.sequence(T(2001, 2100))
+        bench.run(other, [available * 4])
+        assert cache.num_available == 0
+        with pytest.raises(OutOfBlocks):
+            bench.run(other, [1])
+        other.free()
+        bench.run(seq, [1] * 10)
+        second = bench.cache.sequence(T(1, 81))
+        assert second.prefix_tokens == min(bench.gone[seq]) * 4
+        bench.run(second, [20])
