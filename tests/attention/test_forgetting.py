@@ -20,7 +20,7 @@ from tests.attention.bench import TOLERANCE, Bench, fill_arena
 from tests.attention.oracle import attention
 from tests.stamp import T
 
-BACKENDS: list[type[AttentionBackend]] = [CpuBackend] if native.module() else [ReferenceBackend]
+BACKENDS: list[type[AttentionBackend]] = [ReferenceBackend, *([CpuBackend] if native.module() else [])]
 KINDS: list[Attend] = [SinksAndWindow(20, 4), HeavyHitters(28, 12, 4), SnapKV(24, 8, 4)]
 BOUNDED = [kind for kind in KINDS if not isinstance(kind, SnapKV)]
 
