@@ -86,7 +86,7 @@ def opened(
 
 @pytest.mark.parametrize("backend", BACKENDS, ids=lambda backend: backend.name)
 @pytest.mark.parametrize(("page_size", "dtype"), [(4, "float32"), (16, "bfloat16")], ids=str)
-@pytest.mark.parametrize("kind", KINDS, ids=describe)
+@pytest.mark.parametrize("kind", [*KINDS, SinksAndWindow(20, 0)], ids=describe)
 def test_what_is_gone_is_not_attended_to_and_all_the_rest_is(
     kind: Attend, page_size: int, dtype: str, backend: type[AttentionBackend]
 ) -> None:
