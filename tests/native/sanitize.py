@@ -22,6 +22,7 @@ _MODULE = "KV_SANITIZED_MODULE"  # set for the second start of this file, which 
 # Beside wrong calls of the policy and the replays, which tests/native has, right ones.
 _TESTS = [
     "tests/native",
+    "tests/attention/test_page_mass.py",
     "tests/eviction/test_adaptive.py",
     *(f"tests/simulator/test_{name}.py" for name in ("adaptive_path", "lru", "min")),
 ]

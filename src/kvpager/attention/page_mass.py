@@ -6,7 +6,6 @@ every key once; the slow, obvious version beside it is what it is measured again
 kernels, on other devices, and for quantized keys.
 """
 
-import ctypes
 import math
 from types import ModuleType
 
@@ -17,8 +16,9 @@ from torch import Tensor
 from kvpager import native
 from kvpager.attention import cpu
 from kvpager.attention.backend import LayerOptions
+from kvpager.attention.gathered import gather_pages
 from kvpager.attention.page_view import PageView
-from kvpager.tiers.rows import FLOAT_DTYPE, LayerRows
+from kvpager.tiers.rows import FLOAT_DTYPE
 
 _DTYPE_NAME = {dtype: name for name, dtype in FLOAT_DTYPE.items()}
 
@@ -40,38 +40,32 @@ def page_masses(
     layout = view.layout
     kernels = native.module()
     if kernels is None or view.arena.device != "cpu" or cpu.why_not(layout) or layout.is_quantized:
-        keys = _keys(view, layer, pages)
-        first_keys = torch.as_tensor(pages * layout.page_size, device=keys.device)
+        keys, _, positions = gather_pages(view, layer, pages, torch.float32)
+        places = torch.as_tensor(pages, device=keys.device)
         window = layout.groups[view.group].window
-        return slow_page_masses(keys, first_keys, q, position, step, window, options).cpu().numpy()
+        of_keys = slow_key_masses(keys, positions, q, position, step, window, options)
+        masses = torch.zeros(len(keys), len(pages), device=keys.device)
+        masses.index_add_(1, torch.searchsorted(places, positions // layout.page_size), of_keys)
+        return masses.cpu().numpy()
     return _native_masses(kernels, view, layer, pages, q, position, step, options)
 
 
-def slow_page_masses(
-    keys: Tensor,
-    first_keys: Tensor,
-    q: Tensor,
-    position: int,
-    step: int,
-    window: int | None,
-    options: LayerOptions,
+def slow_key_masses(
+    keys: Tensor, positions: Tensor, q: Tensor, position: int, step: int, window: int | None, options: LayerOptions
 ) -> Tensor:
-    """``page_masses`` of keys [pages, kv_heads, page_size, head_dim], the first of each page at position
-    ``first_keys`` [pages]."""
-    num_pages, kv_heads, page_size, dim = keys.shape
+    """float32 [kv_heads, keys]: the mass of each. ``keys`` float32 [kv_heads, keys, head_dim], ``positions`` [keys];
+    otherwise as ``page_masses``."""
+    kv_heads, _, dim = keys.shape
     queries, query_heads, _ = q.shape
     rows = q.float().view(queries, kv_heads, query_heads // kv_heads, dim)
-    scores = torch.einsum("nhgd,phsd->hngps", rows, keys.float())
+    scores = torch.einsum("nhgd,hkd->hngk", rows, keys)
     scores = scores * (dim**-0.5 if options.scale is None else options.scale)
     if options.softcap is not None:
         scores = torch.tanh(scores / options.softcap) * options.softcap
-    at = first_keys[:, None] + torch.arange(page_size, device=keys.device)
-    query = (position + step * torch.arange(queries, device=keys.device)).view(queries, 1, 1, 1)
-    is_hidden = at > query if window is None else (at > query) | (at <= query - window)
-    scores = scores.masked_fill(is_hidden, -math.inf).flatten(-2)
-    weights = torch.softmax(scores, dim=-1).masked_fill(torch.isneginf(scores), 0.0)
-    rows_of_head = queries * query_heads // kv_heads
-    return weights.reshape(kv_heads, rows_of_head, num_pages, page_size).sum(dim=(1, 3))
+    query = (position + step * torch.arange(queries, device=keys.device)).view(queries, 1, 1)
+    is_hidden = positions > query if window is None else (positions > query) | (positions <= query - window)
+    scores = scores.masked_fill(is_hidden, -math.inf)
+    return torch.softmax(scores, dim=-1).masked_fill(torch.isneginf(scores), 0.0).sum(dim=(1, 2))
 
 
 def _native_masses(
@@ -107,20 +101,3 @@ def _native_masses(
         window=group.window or 0,
     )
     return out
-
-
-def _keys(view: PageView, layer: int, pages: np.ndarray) -> Tensor:
-    """float32 [pages, kv_heads, page_size, head_dim] on the arena's device; copies."""
-    layout, group = view.layout, view.layout.groups[view.group]
-    blocks = view.blocks[pages]
-    shape = (group.kv_heads, 2, layout.page_size, group.head_dim)
-    keys = torch.empty((len(pages), *shape), device=view.arena.device)
-    is_resident = torch.as_tensor(blocks >= 0, device=keys.device)
-    resident = torch.as_tensor(blocks[blocks >= 0].astype(np.int64), device=keys.device)
-    keys[is_resident] = LayerRows.of(view.arena, layout, layer).pages(resident, torch.float32)
-    _, size = view.part(layer) if (blocks < 0).any() else (0, 0)
-    for at in np.flatnonzero(blocks < 0).tolist():
-        address = int(view.addresses(layer, pages[at : at + 1])[0])
-        part = torch.frombuffer((ctypes.c_uint8 * size).from_address(address), dtype=FLOAT_DTYPE[layout.dtype])
-        keys[at] = part.view(shape)
-    return keys[:, :, 0]

@@ -20,6 +20,7 @@ from kvpager.attention.backend import LayerOptions
 from kvpager.attention.native_call import NativeCall
 from kvpager.attention.page_view import PageView
 from kvpager.attention.parts import Read, check_readable, count_read, read_parts
+from kvpager.cache.prefix_match import first_visible_page
 from kvpager.tiers.staging import PartRequest
 from kvpager.types import TierKind
 
@@ -43,7 +44,8 @@ class Segments:
         self.view = view
         seen = view.seen()
         self._pages = seen if pages is None else np.asarray(pages, np.int64)
-        has_all = pages is None and len(seen) > 0 and int(seen[-1] - seen[0]) + 1 == len(seen)
+        first = first_visible_page(view.start, view.layout.groups[view.group].window, view.layout.page_size)
+        has_all = pages is None and len(seen) > 0 and int(seen[-1]) + 1 - first == len(seen)
         addresses = view.page_addresses(self._pages)
         blocks = view.blocks[self._pages]
         self._in_place = int(((blocks < 0) & (addresses != 0)).sum())

@@ -160,6 +160,32 @@ class Evictable:
         found = [block for node in index.with_descendants(nodes) for block in index.blocks_of(node)]
         return [*found, *set(blocks).difference(found)]
 
+    def left_behind(self) -> list[int]:
+        """Cached blocks of pages that a running sequence has given back while it maps pages that hang under them, the
+        last one first. They are no leaves, but nobody maps them: where no leaf is left, they may go, and nothing that
+        hangs under them is found any more."""
+        index, pool = self._index, self._pool
+        published = index.all_blocks()
+        above_mapped = self._nodes_above(published[pool.refcount[published] > 0])
+        if not self.pins_yield:
+            above_mapped -= self._nodes_above(published[pool.kept[published]])
+            published = published[~pool.kept[published]]
+        found = [
+            block
+            for block in published[pool.is_cached(published)].tolist()
+            if index.node_of_block(block) in above_mapped and not self._in_window(block)
+        ]
+        return sorted(found, key=index.node_of_block, reverse=True)
+
+    def _nodes_above(self, blocks: np.ndarray) -> set[NodeId]:
+        """Nodes under which one of these hangs."""
+        index, found = self._index, set[NodeId]()
+        for block in blocks.tolist():
+            node = index.node_of_block(block)
+            while index.label(node) is not None and (node := index.parent(node)) not in found:
+                found.add(node)
+        return found
+
     def may_go(self, block: int) -> bool:
         """Whether a published block is evictable."""
         is_cached, is_kept = self._pool.is_cached(np.array([block]))[0], self._pool.kept[block] and not self.pins_yield

@@ -82,6 +82,7 @@ class Reclaimer:
         self._direct = 0
         self.pins_yield = False  # nothing could go on otherwise: pinned pages go where nothing else is left
         self.pins_yielded = 0  # pinned pages that went so
+        self.has_made_gaps = False  # in the prefix index: pages were dropped under which others are mapped
         self.below: Below | None = None
 
     def counts(self) -> ReclaimCounts:
@@ -154,7 +155,7 @@ class Reclaimer:
         """Frees ``wanted`` cached blocks or a few more, or as many as can go; returns how many."""
         dropped = 0
         while dropped < wanted:
-            freed = self._evict(self._victims(wanted - dropped))
+            freed = self._evict(self._victims(wanted - dropped)) or self._drop_left_behind(wanted - dropped)
             if not freed and not self._forget_moving():
                 break
             dropped += freed
@@ -165,6 +166,20 @@ class Reclaimer:
         while count > 0 and (block := self._evictable.victim()) is not None:
             yield block
             count -= 1
+
+    def _drop_left_behind(self, wanted: int) -> int:
+        """Pages in the midst of what is mapped, which their sequences have given back."""
+        blocks = self._evictable.left_behind()[:wanted]
+        if not blocks:
+            return 0
+        self.has_made_gaps = True
+        if self.below is not None:
+            self.below.dropping(blocks)
+        ids = np.array(blocks, np.int32)
+        self._evictable.left(ids)
+        for block in blocks:
+            self._index.detach(block)
+        return len(self._pool.unpublish(ids))
 
     def _forget_moving(self) -> bool:
         """Unmapped blocks that are being copied down leave the index, so that the pages they hang under can go.

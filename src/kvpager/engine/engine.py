@@ -23,6 +23,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from kvpager.attention.make_state import make_state
+from kvpager.attention.use_state import UseState
 from kvpager.cache.retention_terms import Retention
 from kvpager.cache.sequence import Sequence
 from kvpager.config import Options, load_options
@@ -361,6 +362,8 @@ class Engine:
             branch.sequence.attention = make_state(self.layout, branch.request.attend, len(branch.request.prompt))
             if branch.prefix_by_tier is None:
                 self._starts.approximated(branch.request.attention)
+        elif branch.is_slow:
+            branch.sequence.attention = UseState(self.layout)  # its pages stay on the device by their use
         if branch.request.matched is None:
             branch.request.matched = branch.sequence.prefix_tokens
         branch.sequence.prompt_tokens = len(branch.request.prompt)  # of what is known, some may be output
