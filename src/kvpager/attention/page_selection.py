@@ -68,14 +68,6 @@ class Selected:
         lists = [np.append(each, np.arange(first, num_pages)) for each in np.split(self.pages, self.offsets[1:-1])]
         return Selected(*joined(lists), self.log_skipped)
 
-    def among(self, pages: np.ndarray, num_pages: int) -> "Selected":
-        """Those that are among ``pages``; all are below ``num_pages``."""
-        is_wanted = np.zeros(num_pages, np.bool_)
-        is_wanted[pages] = True
-        keep = is_wanted[self.pages]
-        offsets = np.concatenate([[0], np.cumsum(keep)])[self.offsets]
-        return Selected(self.pages[keep], offsets, self.log_skipped)
-
 
 def joined(lists: list[np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
     """``pages`` and ``offsets`` of Selected."""

@@ -8,15 +8,13 @@ What is stored never changes. Pages that are not resident cost a read only when 
 digest is made: pages of a prefix that was found in a tier.
 """
 
-from dataclasses import replace
-
 import numpy as np
 from torch import Tensor
 
 from kvpager.attention.backend import LayerOptions
-from kvpager.attention.cpu import merge_partials
 from kvpager.attention.digests import Digests
 from kvpager.attention.head_pages import attend_head_pages
+from kvpager.attention.kept_rows import KeptRows, Rows, head_bytes
 from kvpager.attention.page_selection import PageBudget, Selected, select_pages
 from kvpager.attention.page_view import PageView
 from kvpager.attention.parts_in_turn import parts_in_turn
@@ -32,8 +30,9 @@ class _Layer:
     """What is kept of one layer. ``length``: tokens after the latest step that was seen. ``age``: steps in which
     ``selected`` was used, first with ``num_pages`` pages."""
 
-    def __init__(self, digests: Digests) -> None:
+    def __init__(self, digests: Digests, kept: KeptRows) -> None:
         self.digests = digests
+        self.kept = kept
         self.length = 0
         self.selected: Selected | None = None
         self.age = 0
@@ -43,6 +42,7 @@ class _Layer:
         """Forgets what is known of tokens from ``length`` on, where there are any."""
         if length < self.length:
             self.digests.cut(length // page_size)
+            self.kept.cut(length // page_size)
             self.selected = None
             self.length = length
 
@@ -64,7 +64,9 @@ class _Use:
             self.weight = 1.0
         if num_pages > len(self.counts):
             self.counts = np.concatenate([self.counts, np.zeros(num_pages, np.float32)])
-        self.counts[pages] += self.weight
+        is_in = np.zeros(num_pages, np.bool_)
+        is_in[pages] = True
+        self.counts[:num_pages] += is_in * np.float32(self.weight)
 
     def shares(self, num_pages: int) -> np.ndarray | None:
         counts = self.counts[:num_pages]
@@ -91,10 +93,13 @@ class SelectiveState:
         self.description = describe(settings)
         self._layout = layout
         self._settings = settings
+        full = [layer for layer, place in enumerate(layout.places) if layout.groups[place.group].window is None]
+        spare = {size: Rows(size) for size in {head_bytes(layout, layer) for layer in full}}
         self._layers = {
-            layer: _Layer(Digests(layout, layer))
-            for layer, place in enumerate(layout.places)
-            if layout.groups[place.group].window is None
+            layer: _Layer(
+                Digests(layout, layer), KeptRows(layout, layer, 1 / len(full), spare[head_bytes(layout, layer)])
+            )
+            for layer in full
         }
         self._use = {place.group: _Use() for place in layout.places}
         self._num_pages = 0
@@ -109,6 +114,11 @@ class SelectiveState:
     def num_digest_bytes(self) -> int:
         return sum(each.digests.num_bytes for each in self._layers.values())
 
+    @property
+    def num_kept_bytes(self) -> int:
+        """Rows of selected pages that have no block."""
+        return sum(each.kept.num_bytes for each in self._layers.values())
+
     def attend(self, layer: int, view: PageView, q: Tensor, options: LayerOptions) -> Tensor | None:
         known = self._known(layer, view)
         if known is None or view.queries != 1:
@@ -122,11 +132,8 @@ class SelectiveState:
                 known.digests.update(pages, addresses)
         query = q[0] if q.stride(2) == 1 else q[0].contiguous()
         selected = self._selected(view, known, query, options, budget)
-        is_in = np.zeros(budget.num_pages, np.bool_)
-        is_in[selected.pages] = True
-        union = np.flatnonzero(is_in)
-        self._use[view.group].add(union, budget.num_pages, view.num_tokens)
-        out, lse = self._attend_to(layer, view, query, options, selected, union)
+        self._use[view.group].add(selected.pages, budget.num_pages, view.num_tokens)
+        out, lse = self._attend_to(layer, view, known, query, options, selected)
         self._note_skipped(view.num_tokens, selected.log_skipped, lse)
         return out.to(q.dtype)[None]
 
@@ -152,7 +159,7 @@ class SelectiveState:
         other._num_pages = self._num_pages
         other._use = {group: use.copy() for group, use in self._use.items()}
         for layer, known in self._layers.items():
-            other._layers[layer] = _Layer(known.digests.copy())
+            other._layers[layer].digests = known.digests.copy()
             other._layers[layer].length = known.length
         return other
 
@@ -188,33 +195,19 @@ class SelectiveState:
         self,
         layer: int,
         view: PageView,
+        known: _Layer,
         query: Tensor,
         options: LayerOptions,
         selected: Selected,
-        union: np.ndarray,
     ) -> tuple[Tensor, Tensor]:
         """Out [query_heads, head_dim] and the log of the sum of exp(score) [query_heads], both float32."""
-        page_size, last_page = view.layout.page_size, len(view.blocks) - 1
-        last_tokens = view.num_tokens - last_page * page_size
-        if view.rest is None:
-            addresses = view.addresses(layer, selected.pages)
-            return attend_head_pages(view.layout, layer, query, selected.offsets, addresses, last_tokens, options)
-        parts = []
-        for pages, addresses in parts_in_turn(view, layer, union):
-            is_last = pages[-1] == last_page  # every head has it
-            those = selected if len(pages) == len(union) else selected.among(pages, len(view.blocks))
-            parts.append(
-                attend_head_pages(
-                    view.layout,
-                    layer,
-                    query,
-                    those.offsets,
-                    addresses[np.searchsorted(pages, those.pages)],
-                    last_tokens if is_last else page_size,
-                    options if is_last else replace(options, sinks=None),
-                )
-            )
-        return parts[0] if len(parts) == 1 else merge_partials(parts)
+        last_tokens = view.num_tokens - (len(view.blocks) - 1) * view.layout.page_size
+        addresses = view.addresses(layer, selected.pages)
+        away = np.flatnonzero(addresses == 0) if view.rest is not None else ()
+        if len(away):
+            heads = np.repeat(np.arange(len(selected.offsets) - 1), np.diff(selected.offsets))
+            addresses[away] = known.kept.addresses(view, heads[away], selected.pages[away])
+        return attend_head_pages(view.layout, layer, query, selected.offsets, addresses, last_tokens, options)
 
     def _note_skipped(self, length: int, log_skipped: np.ndarray, lse: Tensor) -> None:
         """The estimated sum over what was left out, against the measured one over what was not."""
