@@ -11,6 +11,7 @@ from kvpager import KVLayout, native
 from kvpager.attention import selective_reference as reference
 from kvpager.attention.backend import LayerOptions
 from kvpager.attention.digests import Digests
+from kvpager.attention.head_pages import part_rows
 from kvpager.attention.page_selection import PageBudget, Selected, estimate_spread, select_pages
 from tests.native.paged import Paged
 
@@ -265,7 +266,7 @@ def test_an_empty_list_sees_nothing() -> None:
 def test_wrong_arguments_are_refused() -> None:
     pages = Pages(20, 2, 64, 16, "bfloat16")
     digests = pages.digests()
-    table, rows = digests.table(MODULE), digests.rows(MODULE)
+    table, rows = digests.table(MODULE), part_rows(MODULE, pages.layout, 0)
     MODULE.update_digests(table, rows, pages.numbers, pages.addresses)
     with pytest.raises(IndexError, match="pages\\[0\\] is 32"):
         MODULE.update_digests(table, rows, np.array([32]), pages.addresses[:1])

@@ -11,6 +11,7 @@ import numpy as np
 
 from kvpager import native
 from kvpager.attention import selective_reference as reference
+from kvpager.attention.head_pages import part_rows
 from kvpager.memory.layout import KVLayout
 
 TILE = 16  # pages of a record
@@ -23,6 +24,7 @@ class Digests:
     def __init__(self, layout: KVLayout, layer: int) -> None:
         group = layout.groups[layout.places[layer].group]
         self._layout = layout
+        self._layer = layer
         self._shape = group.kv_heads, layout.page_size, group.head_dim
         self._half = -(-group.head_dim // 4) * 4 * TILE  # bytes of centres, or of radii, in a record
         self._records = _aligned(0, group.kv_heads, self._record_bytes)
@@ -51,7 +53,7 @@ class Digests:
         if kernels is None:
             self._update_slowly(pages, addresses)
         else:
-            kernels.update_digests(self.table(kernels), self.rows(kernels), pages, addresses)
+            kernels.update_digests(self.table(kernels), part_rows(kernels, self._layout, self._layer), pages, addresses)
         self.num_covered += int(np.count_nonzero(~self.is_covered[pages]))
         self.is_covered[pages] = True
 
@@ -62,7 +64,8 @@ class Digests:
 
     def copy(self) -> "Digests":
         other = object.__new__(Digests)
-        other._layout, other._shape, other._half = self._layout, self._shape, self._half
+        other._layout, other._layer = self._layout, self._layer
+        other._shape, other._half = self._shape, self._half
         other._records = _aligned(*self._records.shape)
         other._records[:] = self._records
         other.is_covered = self.is_covered.copy()
@@ -74,23 +77,6 @@ class Digests:
         kv_heads, _, head_dim = self._shape
         address = self._records.ctypes.data
         return kernels.DigestTable(address=address, num_tiles=len(self._records), kv_heads=kv_heads, head_dim=head_dim)
-
-    def rows(self, kernels: Any) -> Any:
-        """A CacheLayer that says how the rows of this layer lie in its part of a page, wherever that is."""
-        kv_heads, page_size, head_dim = self._shape
-        slot = head_dim * self._layout.item_bytes
-        return kernels.CacheLayer(
-            address=_ALIGNMENT,
-            num_blocks=1,
-            block_stride=self._layout.block_stride,
-            head_stride=2 * page_size * slot,
-            half_stride=page_size * slot,
-            slot_stride=slot,
-            kv_heads=kv_heads,
-            head_dim=head_dim,
-            page_size=page_size,
-            dtype=self._layout.dtype,
-        )
 
     def values(self, num_pages: int) -> tuple[np.ndarray, np.ndarray]:
         """Centres and radii of the first pages, float32 [pages, kv_heads, head_dim] each."""

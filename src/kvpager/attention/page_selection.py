@@ -21,6 +21,7 @@ from kvpager import native
 from kvpager.attention import selective_reference as reference
 from kvpager.attention.backend import LayerOptions
 from kvpager.attention.digests import Digests
+from kvpager.attention.head_pages import dtype_name
 from kvpager.config.attend import Selective
 
 
@@ -66,12 +67,6 @@ class Selected:
             return self
         lists = [np.append(each, np.arange(first, num_pages)) for each in np.split(self.pages, self.offsets[1:-1])]
         return Selected(*joined(lists), self.log_skipped)
-
-    def among(self, is_wanted: np.ndarray) -> "Selected":
-        """Those that ``is_wanted`` bool [all pages] names."""
-        keep = is_wanted[self.pages]
-        offsets = np.concatenate([[0], np.cumsum(keep)])[self.offsets]
-        return Selected(self.pages[keep], offsets, self.log_skipped)
 
 
 def joined(lists: list[np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
@@ -127,11 +122,6 @@ def select_pages(
         log_skipped,
     )
     return Selected(*joined([row[:count] for row, count in zip(pages, counts.tolist(), strict=True)]), log_skipped)
-
-
-def dtype_name(rows: Tensor) -> str:
-    """As the native kernels know it; they refuse what they don't know."""
-    return str(rows.dtype).removeprefix("torch.")
 
 
 def estimate_spread(page_size: int, head_dim: int) -> float:

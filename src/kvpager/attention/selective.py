@@ -9,15 +9,15 @@ digest is made: pages of a prefix that was found in a tier.
 """
 
 import numpy as np
-import torch
 from torch import Tensor
 
-from kvpager import native
-from kvpager.attention import selective_reference as reference
 from kvpager.attention.backend import LayerOptions
 from kvpager.attention.digests import Digests
-from kvpager.attention.page_selection import PageBudget, Selected, dtype_name, select_pages
+from kvpager.attention.head_pages import attend_head_pages
+from kvpager.attention.kept_rows import KeptRows, Rows, head_bytes
+from kvpager.attention.page_selection import PageBudget, Selected, select_pages
 from kvpager.attention.page_view import PageView
+from kvpager.attention.parts_in_turn import parts_in_turn
 from kvpager.config.attend import Selective, describe
 from kvpager.errors import ConfigError
 from kvpager.memory.layout import KVLayout
@@ -27,13 +27,24 @@ _LARGEST = 1e20  # before it leaves the range of floats
 
 
 class _Layer:
-    """What is kept of one layer. ``age``: steps that ``selected`` was used in; ``num_pages`` there were then."""
+    """What is kept of one layer. ``length``: tokens after the latest step that was seen. ``age``: steps in which
+    ``selected`` was used, first with ``num_pages`` pages."""
 
-    def __init__(self, digests: Digests) -> None:
+    def __init__(self, digests: Digests, kept: KeptRows) -> None:
         self.digests = digests
+        self.kept = kept
+        self.length = 0
         self.selected: Selected | None = None
         self.age = 0
         self.num_pages = 0
+
+    def cut(self, length: int, page_size: int) -> None:
+        """Forgets what is known of tokens from ``length`` on, where there are any."""
+        if length < self.length:
+            self.digests.cut(length // page_size)
+            self.kept.cut(length // page_size)
+            self.selected = None
+            self.length = length
 
 
 class _Use:
@@ -53,7 +64,9 @@ class _Use:
             self.weight = 1.0
         if num_pages > len(self.counts):
             self.counts = np.concatenate([self.counts, np.zeros(num_pages, np.float32)])
-        self.counts[pages] += self.weight
+        is_in = np.zeros(num_pages, np.bool_)
+        is_in[pages] = True
+        self.counts[:num_pages] += is_in * np.float32(self.weight)
 
     def shares(self, num_pages: int) -> np.ndarray | None:
         counts = self.counts[:num_pages]
@@ -80,10 +93,13 @@ class SelectiveState:
         self.description = describe(settings)
         self._layout = layout
         self._settings = settings
+        full = [layer for layer, place in enumerate(layout.places) if layout.groups[place.group].window is None]
+        spare = {size: Rows(size) for size in {head_bytes(layout, layer) for layer in full}}
         self._layers = {
-            layer: _Layer(Digests(layout, layer))
-            for layer, place in enumerate(layout.places)
-            if layout.groups[place.group].window is None
+            layer: _Layer(
+                Digests(layout, layer), KeptRows(layout, layer, 1 / len(full), spare[head_bytes(layout, layer)])
+            )
+            for layer in full
         }
         self._use = {place.group: _Use() for place in layout.places}
         self._num_pages = 0
@@ -98,26 +114,39 @@ class SelectiveState:
     def num_digest_bytes(self) -> int:
         return sum(each.digests.num_bytes for each in self._layers.values())
 
+    @property
+    def num_kept_bytes(self) -> int:
+        """Rows of selected pages that have no block."""
+        return sum(each.kept.num_bytes for each in self._layers.values())
+
     def attend(self, layer: int, view: PageView, q: Tensor, options: LayerOptions) -> Tensor | None:
-        known = self._layers.get(layer)
-        if known is None or view.queries != 1 or view.arena.device != "cpu":
+        known = self._known(layer, view)
+        if known is None or view.queries != 1:
             return None
         budget = PageBudget.of(self._settings, view.num_tokens, view.layout.page_size)
-        if budget.takes_all or not self._cover(layer, view, known.digests):
+        if budget.takes_all:
             return None
+        missing = known.digests.missing(view.num_tokens // view.layout.page_size)
+        if len(missing):
+            for pages, addresses in parts_in_turn(view, layer, missing):
+                known.digests.update(pages, addresses)
         query = q[0] if q.stride(2) == 1 else q[0].contiguous()
-        selected = self._selected(layer, view, known, query, options, budget)
-        union = np.unique(selected.pages)
-        self._use[view.group].add(union, budget.num_pages, view.num_tokens)
-        addresses = view.addresses(layer, selected.pages)
-        out, lse = self._attend_to(layer, view, query, options, selected, addresses)
+        selected = self._selected(view, known, query, options, budget)
+        self._use[view.group].add(selected.pages, budget.num_pages, view.num_tokens)
+        out, lse = self._attend_to(layer, view, known, query, options, selected)
         self._note_skipped(view.num_tokens, selected.log_skipped, lse)
         return out.to(q.dtype)[None]
 
     def attended(self, layer: int, view: PageView, q: Tensor, options: LayerOptions) -> None:
-        known = self._layers.get(layer)
-        if known is not None and view.arena.device == "cpu":
-            self._cover(layer, view, known.digests)
+        known = self._known(layer, view)
+        if known is None:
+            return
+        missing = known.digests.missing(view.num_tokens // view.layout.page_size)
+        if len(missing):  # those that can't be read in place wait for the first step that selects
+            addresses = view.addresses(layer, missing)
+            is_here = addresses != 0
+            if is_here.any():
+                known.digests.update(missing[is_here], addresses[is_here])
 
     def page_use(self, group: int) -> np.ndarray | None:
         return self._use[group].shares(self._num_pages)
@@ -130,31 +159,29 @@ class SelectiveState:
         other._num_pages = self._num_pages
         other._use = {group: use.copy() for group, use in self._use.items()}
         for layer, known in self._layers.items():
-            other._layers[layer] = _Layer(known.digests.copy())
+            other._layers[layer].digests = known.digests.copy()
+            other._layers[layer].length = known.length
         return other
 
     def cut(self, length: int) -> None:
-        num_full, self._num_pages = length // self._layout.page_size, self._layout.num_pages(length)
+        self._num_pages = self._layout.num_pages(length)
         for use in self._use.values():
             use.counts[self._num_pages :] = 0
         for known in self._layers.values():
-            known.digests.cut(num_full)
-            known.selected = None
+            known.cut(length, self._layout.page_size)
 
-    def _cover(self, layer: int, view: PageView, digests: Digests) -> bool:
-        """Makes the digests of full pages that have none. False: some lie where they can't be read in place."""
+    def _known(self, layer: int, view: PageView) -> _Layer | None:
+        """None where a layer attends exactly whatever it is asked. A step that was taken back is forgotten here."""
+        known = self._layers.get(layer)
+        if known is None or view.arena.device != "cpu":
+            return None
+        known.cut(view.start, view.layout.page_size)
+        known.length = view.num_tokens
         self._num_pages = len(view.blocks)
-        missing = digests.missing(view.num_tokens // view.layout.page_size)
-        if not len(missing):
-            return True
-        addresses = view.addresses(layer, missing)
-        here = addresses != 0
-        if here.any():
-            digests.update(missing[here], addresses[here])
-        return bool(here.all())
+        return known
 
     def _selected(
-        self, layer: int, view: PageView, known: _Layer, query: Tensor, options: LayerOptions, budget: PageBudget
+        self, view: PageView, known: _Layer, query: Tensor, options: LayerOptions, budget: PageBudget
     ) -> Selected:
         if known.selected is not None and known.age < self._settings.reuse:
             known.age += 1
@@ -168,44 +195,19 @@ class SelectiveState:
         self,
         layer: int,
         view: PageView,
+        known: _Layer,
         query: Tensor,
         options: LayerOptions,
         selected: Selected,
-        addresses: np.ndarray,
     ) -> tuple[Tensor, Tensor]:
         """Out [query_heads, head_dim] and the log of the sum of exp(score) [query_heads], both float32."""
         last_tokens = view.num_tokens - (len(view.blocks) - 1) * view.layout.page_size
-        kernels = native.module()
-        if kernels is None:
-            shape = view.layout.groups[view.group]
-            part = shape.kv_heads, view.layout.page_size, shape.head_dim
-            held = [reference.rows_at(address, part, view.layout.dtype) for address in addresses.tolist()]
-            bounds = selected.offsets.tolist()
-            lists = [
-                torch.stack([each[head] for each in held[bounds[head] : bounds[head + 1]]])
-                for head in range(shape.kv_heads)
-            ]
-            return reference.attend(query, lists, last_tokens, options)
-        out, lse = torch.empty(query.shape), torch.empty(query.shape[0])
-        sinks = None if options.sinks is None else options.sinks.to(device="cpu", dtype=torch.float32).contiguous()
-        kernels.attend_head_pages(
-            self._layers[layer].digests.rows(kernels),
-            selected.offsets,
-            addresses,
-            last_tokens,
-            query.shape[0],
-            query.data_ptr(),
-            query.stride(0),
-            dtype_name(query),
-            out.data_ptr(),
-            out.stride(0),
-            dtype_name(out),
-            query.shape[1] ** -0.5 if options.scale is None else options.scale,
-            options.softcap or 0.0,
-            0 if sinks is None else sinks.data_ptr(),
-            lse.data_ptr(),
-        )
-        return out, lse
+        addresses = view.addresses(layer, selected.pages)
+        away = np.flatnonzero(addresses == 0) if view.rest is not None else ()
+        if len(away):
+            heads = np.repeat(np.arange(len(selected.offsets) - 1), np.diff(selected.offsets))
+            addresses[away] = known.kept.addresses(view, heads[away], selected.pages[away])
+        return attend_head_pages(view.layout, layer, query, selected.offsets, addresses, last_tokens, options)
 
     def _note_skipped(self, length: int, log_skipped: np.ndarray, lse: Tensor) -> None:
         """The estimated sum over what was left out, against the measured one over what was not."""
