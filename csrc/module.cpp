@@ -18,6 +18,7 @@ void bind_limits(nb::module_& m);
 void bind_kv_write(nb::module_& m);
 void bind_block_copy(nb::module_& m);
 void bind_page_mass(nb::module_& m);
+void bind_range_reader(nb::module_& m);
 void bind_replay(nb::module_& m);
 void bind_selective(nb::module_& m);
 void bind_threads(nb::module_& m);
@@ -37,6 +38,7 @@ NB_MODULE(_native, m) {
   kv::bind_kv_write(m);
   kv::bind_block_copy(m);
   kv::bind_page_mass(m);
+  kv::bind_range_reader(m);
   kv::bind_replay(m);
   kv::bind_selective(m);
   kv::bind_threads(m);

@@ -13,7 +13,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from kvpager.tiers.disk.files import Files, SystemFiles
+import numpy as np
+
+from kvpager.tiers.disk.files import Files, SystemFiles, read_each
 
 CHANGING = {"make_folder", "create", "pwritev", "fallocate", "fdatasync", "sync_folder", "rename", "unlink", "close"}
 
@@ -62,6 +64,10 @@ class FaultyFiles:
         self.fault, self.first, self.times = fault, self.num_calls + first, times
         if only is not None:
             self.only, self.num_calls, self.first = only, 0, first
+
+    def read_many(self, fds: np.ndarray, offsets: np.ndarray, into: np.ndarray) -> np.ndarray:
+        """Through ``preadv``, so that it fails when that is to fail."""
+        return read_each(self, fds, offsets, into)
 
     def __getattr__(self, name: str) -> Any:
         call = getattr(self.inner, name)
