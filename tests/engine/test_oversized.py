@@ -13,7 +13,7 @@ from kvpager.engine import Engine, FinishReason, Request, Sampling, TokenEvent, 
 from kvpager.engine.faults import NO_FAULTS
 from kvpager.errors import ConfigError, RequestError
 from tests.engine.determinism import Recorder
-from tests.engine.engines import wrapped
+from tests.engine.engines import assert_idle, wrapped
 from tests.engine.oversized import (
     GREEDY,
     NEW,
@@ -278,3 +278,16 @@ def test_the_engines_own_way_to_attend_is_an_option(tmp_path: Path) -> None:
         assert done.attention == APPROXIMATE
         (done,) = engine.generate([prompt_of(0, 300)], GREEDY, attend=EXACT)
         assert (done.attention, list(done.token_ids)) == ("exact", answer(0, 300).tokens)
+
+
+@pytest.mark.parametrize("attend", ["sinks-and-window:window=64", "heavy-hitters:budget=80,recent=32"])
+def test_who_gives_pages_back_fits_however_long_it_is(attend: str) -> None:
+    with Engine(model(), num_blocks=60, page_size=PAGE, max_batch_tokens=64) as engine:
+        requests = [engine.submit(prompt_of(seed, 900), GREEDY, attend=attend) for seed in range(2)]
+        steps(engine, requests)
+        for request in requests:
+            done = request.completions()[0]
+            assert (done.finish_reason, done.is_oversized, done.preemptions) == (FinishReason.LENGTH, False, 0)
+        with pytest.raises(RequestError, match="at most 240 fit"):
+            engine.submit(prompt_of(0, 900), GREEDY, attend="sinks-and-window:window=500")
+        assert_idle(engine)

@@ -66,15 +66,15 @@ def counting(lane: SlowLane, clock: Clock, pieces: int, seen: list[int]) -> Call
     return work
 
 
-def test_a_turn_ends_at_the_first_breath_after_its_end(lane: SlowLane, clock: Clock) -> None:
+def test_a_turn_ends_before_a_piece_that_would_go_beyond_its_end(lane: SlowLane, clock: Clock) -> None:
     seen: list[int] = []
     lane.start(counting(lane, clock, 10, seen))
     assert not seen  # not before its turn
-    assert lane.turn(2.5, patient=False) == 3.0
-    assert seen == [0, 1, 2]
+    assert lane.turn(2.5, patient=False) == 2.0
+    assert seen == [0, 1]
     assert lane.state is LaneState.READY
     assert lane.turn(0.0, patient=False) == 1.0  # some work, even in the shortest turn
-    assert seen == [0, 1, 2, 3]
+    assert seen == [0, 1, 2]
     assert finish(lane) == 10
     assert lane.state is LaneState.IDLE
 

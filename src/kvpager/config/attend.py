@@ -109,6 +109,16 @@ ATTEND_NAMES = tuple(_KINDS)
 EXACT = Exact()
 
 
+def most_kept(attend: Attend) -> int | None:
+    """Tokens of which pages stay, however long the sequence; None where there is no such number."""
+    match attend:
+        case SinksAndWindow():
+            return attend.sinks + attend.window
+        case HeavyHitters():
+            return attend.budget
+    return None
+
+
 def parse_attend(text: str) -> Attend:
     """``name`` or ``name:setting=number,...``. Raises ConfigError that says what is wrong and how it is written."""
     name, _, rest = text.strip().partition(":")

@@ -143,12 +143,12 @@ class Engine:
         """
         self._check_open()
         ids = self.encode(prompt)
-        self._intake.check(ids, sampling)
+        attend = self._read_attend(attend)
+        limit = self._intake.check(ids, sampling, attend)
         if len(self._waiting) >= self.options.max_waiting:
             raise RequestError(f"the queue is full: {len(self._waiting)} requests are waiting; retry later")
-        request = Request(self._next_request, index, ids, sampling, priority, scope, self.max_request_tokens, ended)
-        request.retain = tuple(retain)
-        request.attend = self._read_attend(attend)
+        request = Request(self._next_request, index, ids, sampling, priority, scope, limit, ended)
+        request.retain, request.attend = tuple(retain), attend
         request.came = perf_counter()
         self._next_request += 1
         self._intake.add_branches(request)
@@ -225,7 +225,7 @@ class Engine:
         prompts can never run; if ``prompts`` is a stream, then when its turn comes, and the others are cancelled.
         """
         if isinstance(prompts, List):
-            prompts = self._intake.check_all(prompts, sampling)
+            prompts = self._intake.check_all(prompts, sampling, self._read_attend(attend))
         yield from answers(self, prompts, sampling, scope, ended, tuple(retain), attend)
 
     def stream(
@@ -353,7 +353,8 @@ class Engine:
         del self._waiting[branch.key]
         branch.rank = effective_rank(branch.request.priority, branch.waited)
         branch.move(BranchState.RUNNING)
-        branch.keeps, branch.is_slow = admission.keeps, admission.prefix_tokens is None
+        branch.is_slow = admission.prefix_tokens is None
+        branch.keeps = admission.keeps if branch.is_slow else self._view.keeps(branch.request)
         if branch.is_slow and not branch.was_slow:
             branch.was_slow = True
             self._starts.oversized_requests += 1

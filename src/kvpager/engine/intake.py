@@ -9,6 +9,7 @@ from random import Random
 
 from kvpager.cache.sequence import token_array
 from kvpager.config import Options
+from kvpager.config.attend import EXACT, Attend, most_kept
 from kvpager.engine.detokenizer import Detokenizer
 from kvpager.engine.request import Branch, BranchState, Request
 from kvpager.engine.sampling import SamplerRow, TokenCounts
@@ -42,8 +43,16 @@ class Intake:
         except ConfigError as error:
             raise RequestError(f"the prompt can't be used: {error}") from None
 
-    def check(self, ids: "array[int]", sampling: Sampling) -> None:
-        """Raises RequestError, with the limit, for a request that can never run."""
+    def longest(self, attend: Attend) -> int:
+        """Tokens that a request may have: more than fit where it gives pages back."""
+        limits, kept = self._parts.limits, most_kept(attend)
+        context = self._parts.longest_context
+        if kept is None or blocks_of_request(limits, context, 1, context, kept) > self._parts.cache.pool.num_blocks:
+            return self._parts.max_request_tokens
+        return context
+
+    def check(self, ids: "array[int]", sampling: Sampling, attend: Attend = EXACT) -> int:
+        """How long it may get. Raises RequestError, with the limit, for a request that can never run."""
         parts, layout = self._parts, self._parts.limits.layout
         if len(ids) == 0:
             raise RequestError("the prompt has no tokens; give at least one")
@@ -52,14 +61,15 @@ class Intake:
         sampling.check_vocabulary(parts.vocab_size)
         if sampling.stop and parts.tokenizer is None:
             raise RequestError("stop strings need a tokenizer; use stop_token_ids")
-        if len(ids) > parts.max_request_tokens:
+        longest = self.longest(attend)
+        if len(ids) > longest:
             raise RequestError(
-                f"the prompt has {len(ids)} tokens, but at most {parts.max_request_tokens} fit (model context "
+                f"the prompt has {len(ids)} tokens, but at most {longest} fit (model context "
                 f"{parts.max_context}, pool {parts.cache.pool.num_blocks} blocks of "
                 f"{layout.page_size} tokens over {layout.num_groups} layer groups; {parts.below})"
             )
         slow = parts.limits.slow
-        needs = blocks_of_request(parts.limits, len(ids), sampling.max_tokens, parts.max_request_tokens)
+        needs = blocks_of_request(parts.limits, len(ids), sampling.max_tokens, longest, most_kept(attend))
         if slow is not None and needs > slow.num_blocks:
             keeps = slow_share(slow, layout.num_groups, kept=0, width=sampling.n)
             if keeps < slow.least:
@@ -69,15 +79,18 @@ class Intake:
                 )
         if sampling.n > self._options.max_running:
             raise RequestError(f"n={sampling.n} choices run together, but max_running is {self._options.max_running}")
+        return longest
 
-    def check_all(self, prompts: List[Prompt], sampling: Sampling | List[Sampling]) -> list["array[int]"]:
+    def check_all(
+        self, prompts: List[Prompt], sampling: Sampling | List[Sampling], attend: Attend = EXACT
+    ) -> list["array[int]"]:
         """The token ids of a list of prompts, each of which can run."""
         each = [sampling] * len(prompts) if isinstance(sampling, Sampling) else sampling
         if len(each) != len(prompts):
             raise ConfigError(f"{len(prompts)} prompts need as many sampling options, or one for all, not {len(each)}")
         encoded = [self.encode(prompt) for prompt in prompts]
         for ids, own in zip(encoded, each, strict=True):
-            self.check(ids, own)
+            self.check(ids, own, attend)
         return encoded
 
     def add_branches(self, request: Request) -> None:

@@ -158,14 +158,17 @@ def new_blocks(layout: KVLayout, start: int, stop: int) -> int:
     return layout.num_groups * (layout.num_pages(stop) - layout.num_pages(start))
 
 
-def holding_blocks(layout: KVLayout, tokens: int, piece: int = 1) -> int:
+def holding_blocks(layout: KVLayout, tokens: int, piece: int = 1, kept: int | None = None) -> int:
     """Blocks that a sequence of ``tokens`` holds while it computes ``piece`` of them at once: windowed groups keep the
-    pages of their window, those being written, and one more where the window's ends lie inside pages."""
-    pages = layout.num_pages(tokens)
+    pages of their window, those being written, and one more where the window's ends lie inside pages. ``kept``: tokens
+    of which the other groups keep pages, at both ends of the sequence; None: all."""
+    pages, written = layout.num_pages(tokens), layout.num_pages(piece)
     total = 0
     for group in layout.groups:
-        kept = pages if group.window is None else layout.num_pages(group.window) + 1 + layout.num_pages(piece)
-        total += min(pages, kept)
+        if group.window is not None:
+            total += min(pages, layout.num_pages(group.window) + 1 + written)
+        else:
+            total += pages if kept is None else min(pages, layout.num_pages(kept) + 2 + written)
     return total
 
 
@@ -181,9 +184,11 @@ def tokens_that_fit(layout: KVLayout, num_blocks: int, limit: int, piece: int = 
     return low
 
 
-def blocks_of_request(limits: Limits, prompt: int, max_tokens: int, longest: int) -> int:
-    """Blocks that a request of ``prompt`` tokens may come to need for each choice; its last token has no K and V."""
-    return holding_blocks(limits.layout, min(longest, prompt + max_tokens - 1), limits.chunk or 1)
+def blocks_of_request(limits: Limits, prompt: int, max_tokens: int, longest: int, kept: int | None = None) -> int:
+    """Blocks that a request of ``prompt`` tokens may come to need for each choice; its last token has no K and V.
+    ``kept``: see holding_blocks."""
+    piece = limits.max_batch_tokens if kept is not None else 1
+    return holding_blocks(limits.layout, min(longest, prompt + max_tokens - 1), limits.chunk or piece, kept)
 
 
 def needed_soon(layout: KVLayout, branch: Running) -> int:

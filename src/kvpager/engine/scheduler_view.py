@@ -16,6 +16,7 @@ import numpy as np
 from kvpager.cache.paged_cache import PagedCache
 from kvpager.cache.prefix_match import PrefixMatch
 from kvpager.cache.sequence import Sequence
+from kvpager.config.attend import most_kept
 from kvpager.engine.loading import Stage
 from kvpager.engine.scheduler import (
     AdmissionCost,
@@ -96,12 +97,18 @@ class SchedulerView:
                 width=1 + len(branch.forks_to_come()),
                 cost=partial(self.admission_cost, branch),
                 needs=self.needs(branch.request),
-                keeps=branch.keeps,
+                keeps=self.keeps(branch.request),
             )
+
+    def keeps(self, request: "Request") -> int | None:
+        """Blocks that an ordinary branch has at most because it gives pages back; None: as many as its tokens need."""
+        return None if most_kept(request.attend) is None else self.needs(request)
 
     def needs(self, request: "Request") -> int:
         """Blocks that a choice of the request may come to need."""
-        return blocks_of_request(self._limits, len(request.prompt), request.sampling.max_tokens, request.limit)
+        return blocks_of_request(
+            self._limits, len(request.prompt), request.sampling.max_tokens, request.limit, most_kept(request.attend)
+        )
 
     def will_be_slow(self, branch: "Branch", kept: int) -> bool:
         """Whether a waiting branch would be computed in the second lane, where others may keep so many blocks. Pages of
@@ -132,7 +139,10 @@ class SchedulerView:
         return cost
 
     def _cost_of(self, branch: "Branch", match: PrefixMatch) -> AdmissionCost:
-        blocks = holding_blocks(self._layout, branch.num_known + 1) - self._cache.num_live_blocks(match)
+        blocks = holding_blocks(self._layout, branch.num_known + 1)
+        if (keeps := self.keeps(branch.request)) is not None:
+            blocks = min(blocks, keeps)
+        blocks -= self._cache.num_live_blocks(match)
         if match.inside is not None:
             blocks += self._layout.num_groups
         return AdmissionCost(match.num_tokens, max(0, blocks), self._cache.num_revived_blocks(match))

@@ -29,7 +29,8 @@ CANONICAL_CHUNK = 64  # tokens: in deterministic mode prompts are computed in pi
 @dataclass(frozen=True, slots=True)
 class EngineParts:
     """What an engine is put together from. ``max_tokens``: the longest sequence that model and pool allow;
-    ``max_request_tokens``: with the tiers ``below`` too, which is how much they add, or why they don't, in words.
+    ``max_request_tokens``: with the tiers ``below`` too, which is how much they add, or why they don't, in words;
+    ``longest_context``: the model alone, and the options.
     """
 
     model: PreTrainedModel
@@ -42,6 +43,7 @@ class EngineParts:
     max_context: int | None
     max_tokens: int
     max_request_tokens: int
+    longest_context: int
     below: str
 
 
@@ -91,6 +93,7 @@ def build(model: str | PreTrainedModel, tokenizer: Any, options: Options, num_bl
         max_context=max_context(model.config),
         max_tokens=max_tokens,
         max_request_tokens=oversized.max_tokens,
+        longest_context=context,
         below=oversized.explained,
     )
 

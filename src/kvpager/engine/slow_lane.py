@@ -4,10 +4,10 @@
     lane thread        (I/O)   | compute | breathe     |  (I/O)   | compute
                                               ^ the turn is over: the baton goes back
 
-Exactly one of the two computes at a time: whoever holds the baton. The lane gets it in ``turn`` and gives it back at
-the first ``breathe`` after the turn's end, when it waits for I/O, or when its work is done:
+Exactly one of the two computes at a time: whoever holds the baton. The lane gets it in ``turn`` and gives it back when
+it waits for I/O, when its work is done, or at the first ``breathe`` that may be the last one within the turn:
 
-                start               turn                  breathe, after the turn's end
+                start               turn                  breathe, at the turn's end
     IDLE ---------------> READY ------------> COMPUTING -------------------------------> READY
       ^                     ^                  |     |
       | collect             +---- I/O ended -- WAITING   (without the baton)
@@ -24,6 +24,7 @@ from typing import Any
 
 from kvpager.errors import InvariantError
 
+_FADES = 0.95  # from breath to breath: what a long one before says of the next
 _WHOLE_TURN = 3600.0  # seconds: longer than any work goes on without breathing
 
 
@@ -50,6 +51,9 @@ class SlowLane:
         self._condition = Condition()
         self._state = LaneState.IDLE
         self._until = 0.0  # end of the turn
+        self._breathed = 0.0  # when the lane last breathed, or got the baton
+        self._longest = 0.0  # seconds between two breaths, of the latest ones
+        self._is_over = False  # the lane gave the baton back at a breath
         self._is_abandoned = self._is_closed = False
         self._work: Callable[[], Any] | None = None
         self._value: Any = None
@@ -90,6 +94,8 @@ class SlowLane:
                     had_one = True
                     self._hand_over(end)
                     used += self._clock() - now
+                    if self._is_over:
+                        return used
                 elif self._state is LaneState.WAITING and patient and now < end:
                     self._condition.wait(end - now)
                 else:
@@ -124,7 +130,7 @@ class SlowLane:
 
     def _hand_over(self, end: float) -> None:
         """Gives the baton to the lane and waits until it is back, whatever interrupts the wait."""
-        self._until, self._state = end, LaneState.COMPUTING
+        self._until, self._state, self._is_over = end, LaneState.COMPUTING, False
         self._condition.notify_all()
         try:
             self._await_baton()
@@ -144,9 +150,13 @@ class SlowLane:
         if get_ident() != self._ident:
             return
         if not self._is_abandoned:
-            if self._clock() < self._until:
+            now = self._clock()
+            self._longest = max(now - self._breathed, self._longest * _FADES)
+            self._breathed = now
+            if now + self._longest <= self._until:
                 return
             with self._condition:
+                self._is_over = True
                 self._ask_for_baton()
         if self._is_abandoned:
             raise Abandoned
@@ -171,6 +181,7 @@ class SlowLane:
         self._condition.notify_all()
         while self._state is not LaneState.COMPUTING:
             self._condition.wait()
+        self._breathed = self._clock()
 
     def _loop(self) -> None:
         self._ident = get_ident()
@@ -190,4 +201,5 @@ class SlowLane:
         with self._condition:
             while self._state is not LaneState.COMPUTING and not self._is_closed:
                 self._condition.wait()
+            self._breathed = self._clock()
             return not self._is_closed

@@ -1,8 +1,8 @@
 """The steps of slow branches, one at a time: opened and settled by the engine's thread, computed in the second lane.
 
 While others compute too, a turn takes so large a share of their step that the gaps between their tokens stay steady: a
-turn that ran over, because the lane breathes only now and then, is made up for by shorter ones. While nobody else does,
-the lane has all the time, but for a look at the queue now and then. Knows no scheduler; chooses no tokens.
+turn that ran over, because the lane breathes only now and then, is made up for by those after it. While nobody else
+does, the lane has all the time, but for a look at the queue now and then. Knows no scheduler; chooses no tokens.
 """
 
 from collections.abc import Callable
@@ -20,7 +20,7 @@ from kvpager.engine.piece import Piece
 from kvpager.engine.request import Branch
 from kvpager.engine.slow_lane import LaneState, SlowLane
 
-TURN_SHARE = 0.25  # of the ordinary step before it
+TURN_SHARE = 0.3  # of the ordinary step before it
 ALONE_SECONDS = 0.05  # between two looks at the queue
 
 
