@@ -25,7 +25,7 @@ class SelectiveCase(AbstractContextManager["SelectiveCase"]):
     def __init__(self, layout: KVLayout, settings: Selective, group: int = 2, options: LayerOptions = DEFAULT_OPTIONS):
         self.layout = layout
         self.options = options
-        self.cache = open_cache(layout, num_blocks=200)
+        self.cache = open_cache(layout, num_blocks=64)
         self.backend = ReferenceBackend()
         self.state = SelectiveState(layout, settings)
         self.group = group

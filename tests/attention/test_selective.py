@@ -80,9 +80,17 @@ def test_several_tokens_at_once_attend_exactly() -> None:
         assert all(mine is not None for _, mine in case.step(1))
 
 
+def test_a_prompt_is_exact_to_its_last_token() -> None:
+    with SelectiveCase(layout_of(), Selective(budget=64, recent=16, sinks=16)) as case:
+        case.state = SelectiveState(case.layout, Selective(budget=64, recent=16, sinks=16), prompt_tokens=302)
+        case.step(300)
+        for expected in (None, None, True):
+            assert all((mine is None) == (expected is None) for _, mine in case.step(1))
+
+
 def test_one_selection_serves_several_steps() -> None:
     with SelectiveCase(layout_of(page_size=4), Selective(budget=64, recent=8, sinks=4, reuse=6)) as case:
-        case.step(400)
+        case.step(200)
         seen = []
         for _ in range(7):
             case.step(1)
@@ -97,12 +105,12 @@ def test_page_use_follows_what_is_selected() -> None:
     with SelectiveCase(layout_of(), Selective(budget=96, sinks=16, recent=32)) as case:
         case.step(400)
         assert case.state.page_use(0) is None
-        for _ in range(20):
+        for _ in range(8):
             case.step(1)
         use = case.state.page_use(0)
         assert use is not None
         assert use.sum() == pytest.approx(1)
-        assert len(use) == 27
+        assert len(use) == 26
         assert use[0] == use[24] == use.max()  # always in
         assert use.min() < use.max() / 2
         assert len(case.state.pages_to_give_back(0, 420)) == 0

@@ -79,12 +79,11 @@ class _Use:
 
 
 class SelectiveState:
-    """A LayerState. ``skipped_mass``: share of the attention that the latest step left out, estimated, the mean of its
-    layers and heads; None before the first selective step."""
+    """A LayerState. ``prompt_tokens``: these are computed exactly, even where they come one by one."""
 
     is_exact = False
 
-    def __init__(self, layout: KVLayout, settings: Selective) -> None:
+    def __init__(self, layout: KVLayout, settings: Selective, prompt_tokens: int = 0) -> None:
         if layout.is_quantized:
             raise ConfigError(
                 f"selective attention needs keys in float32, bfloat16 or float16, not {layout.dtype}: choose another "
@@ -93,6 +92,7 @@ class SelectiveState:
         self.description = describe(settings)
         self._layout = layout
         self._settings = settings
+        self._prompt_tokens = prompt_tokens
         full = [layer for layer, place in enumerate(layout.places) if layout.groups[place.group].window is None]
         spare = {size: Rows(size) for size in {head_bytes(layout, layer) for layer in full}}
         self._layers = {
@@ -108,6 +108,8 @@ class SelectiveState:
 
     @property
     def skipped_mass(self) -> float | None:
+        """Share of the attention that the latest selective step left out, the mean of its layers and heads: estimated
+        when pages were selected (page_selection.py), against what attention to the others summed up to since."""
         return sum(self._skipped) / len(self._skipped) if self._skipped else None
 
     @property
@@ -121,7 +123,7 @@ class SelectiveState:
 
     def attend(self, layer: int, view: PageView, q: Tensor, options: LayerOptions) -> Tensor | None:
         known = self._known(layer, view)
-        if known is None or view.queries != 1:
+        if known is None or view.queries != 1 or view.num_tokens <= self._prompt_tokens:
             return None
         budget = PageBudget.of(self._settings, view.num_tokens, view.layout.page_size)
         if budget.takes_all:
@@ -155,7 +157,7 @@ class SelectiveState:
         return np.empty(0, np.int64)
 
     def forked(self) -> "SelectiveState":
-        other = SelectiveState(self._layout, self._settings)
+        other = SelectiveState(self._layout, self._settings, self._prompt_tokens)
         other._num_pages = self._num_pages
         other._use = {group: use.copy() for group, use in self._use.items()}
         for layer, known in self._layers.items():
