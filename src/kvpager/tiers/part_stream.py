@@ -27,7 +27,6 @@ from kvpager.types import TierKind
 if TYPE_CHECKING:
     from kvpager.tiers.staging_window import StagingWindow
 
-SHARES = 2  # of a window: a stream has one
 _PIECE_BYTES = 2 << 20  # a request is read in pieces, so that one is compared while the next is being read
 STEP = 4096  # memory is taken in these, so that rows can be read past the page cache
 _POISON = 0xA5
@@ -182,11 +181,11 @@ class Stream:
         return Staged(np.zeros(count, np.int64), dict.fromkeys(range(count), self._late))
 
     def _check_fits(self, request: PartRequest, size: int) -> None:
-        share = len(self.memory)
-        if size > share:
+        half = self._window.memory.half  # a stream may have no more
+        if size > half:
             raise ConfigError(
                 f"{len(request.slots)} parts of {request.size} bytes take {size} bytes of a staging window of "
-                f"{self._window.num_bytes}, of which a stream has {share}: make it at least {SHARES * size} bytes"
+                f"{self._window.num_bytes}, of which one request may have {half}: make it at least {2 * size} bytes"
             )
 
     # -- workers ------------------------------------------------------------------------------------------------
@@ -218,4 +217,4 @@ class Stream:
 
     def _part_with_memory(self) -> None:
         if not self._running:
-            self._window.take_back(self.memory)
+            self._window.memory.give_back(self.memory)

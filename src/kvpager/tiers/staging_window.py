@@ -1,8 +1,8 @@
 """The staging window over lower tiers: memory for streams, threads that read, and what both have done.
 
-Each stream has a share of its own, half of ``num_bytes``, so that none ever waits for memory that another holds: the
-usual case is one stream for each of two threads. A third open stream takes as much again. Pages whose parts are not
-known yet are read whole, into memory of the workers (4 MiB each, or one page).
+Each stream has memory of its own, so that none ever waits for what another holds (window_memory.py); what a thread
+fetched keeps half of the window until it fetches again. Pages whose parts are not known yet are read whole, into memory
+of the workers (4 MiB each, or one page).
 """
 
 from collections.abc import Iterator, Sequence
@@ -10,14 +10,12 @@ from dataclasses import dataclass, replace
 from threading import Lock, local
 from time import monotonic
 
-import numpy as np
-
 from kvpager.errors import ConfigError
-from kvpager.memory.arena import HostArena
 from kvpager.tiers.lane import Lane
-from kvpager.tiers.part_stream import SHARES, STEP, Stream
+from kvpager.tiers.part_stream import STEP, Stream
 from kvpager.tiers.staging import NoPace, Pace, PartRequest, Staged
 from kvpager.tiers.tier import LowerTier
+from kvpager.tiers.window_memory import WindowMemory
 from kvpager.types import TierKind
 
 
@@ -42,10 +40,10 @@ class StagingWindow:
     def __init__(
         self, num_bytes: int, tiers: Sequence[LowerTier], *, deadline: float | None = None, debug: bool = False
     ) -> None:
-        self._share = num_bytes // SHARES // STEP * STEP
-        if self._share < STEP:
-            raise ConfigError(f"a staging window has at least {SHARES * STEP} bytes, not {num_bytes}")
+        if num_bytes < 2 * STEP:
+            raise ConfigError(f"a staging window has at least {2 * STEP} bytes, not {num_bytes}")
         self.num_bytes = num_bytes
+        self.memory = WindowMemory(num_bytes // 2 // STEP * STEP)
         self.pace: Pace = NoPace()
         self.deadline = deadline
         self.debug = debug
@@ -54,17 +52,16 @@ class StagingWindow:
         self._tiers = {tier.kind: tier for tier in tiers}
         self._ahead = self._make_lanes("staging")
         self._now = self._make_lanes("fetch")  # of its own: what is read ahead is not waited for
-        self._free: list[np.ndarray] = []
         self._fetched = local()
 
     def stream(self, requests: Iterator[PartRequest]) -> Stream:
-        return self._open(requests, self._ahead)
+        return self._open(requests, self._ahead, halves=2)
 
     def fetch(self, request: PartRequest) -> Staged:
         before: Stream | None = getattr(self._fetched, "stream", None)
         if before is not None:
             before.close()
-        stream = self._fetched.stream = self._open(iter((request,)), self._now)
+        stream = self._fetched.stream = self._open(iter((request,)), self._now, halves=1)
         return stream.next()
 
     def statistics(self) -> dict[TierKind, WindowCounts]:
@@ -86,15 +83,9 @@ class StagingWindow:
     def tier(self, kind: TierKind) -> LowerTier:
         return self._tiers[kind]
 
-    def take_back(self, memory: np.ndarray) -> None:
-        """REQUIRES: the lock is held, and nobody reads into it."""
-        self._free.append(memory)
-
-    def _open(self, requests: Iterator[PartRequest], lanes: dict[TierKind, Lane]) -> Stream:
+    def _open(self, requests: Iterator[PartRequest], lanes: dict[TierKind, Lane], halves: int) -> Stream:
         with self.lock:
-            memory = self._free.pop() if self._free else None
-        if memory is None:
-            memory = HostArena(1, self._share).blocks[0]
+            memory = self.memory.take(halves)
         stream = Stream(self, requests, memory, lanes)
         try:
             stream.read_ahead()
