@@ -189,3 +189,21 @@ def test_what_lies_away_is_not_read_or_overwritten_by_hand() -> None:
         with pytest.raises(ConfigError, match="not overwritten"):
             seq.write(58, *stamp.kv(T(1, 60), 58, 60))
         seq.read(57, 60)  # the control
+
+
+def test_what_was_dropped_can_be_had_by_others_though_pages_behind_it_are_in_use() -> None:
+    with opened(num_blocks=12) as stamp:
+        seq = prefill(stamp, T(1, 40))
+        drop(stamp, seq, *range(1, 8))
+        assert stamp.cache.lookup(T(1, 40)).num_tokens == 39  # as long as nobody needs the blocks
+        small = prefill(stamp, T(60, 75))
+        assert stamp.cache.lookup(T(1, 40)).num_tokens == 24
+        small.free()
+        other = prefill(stamp, T(100, 135))
+        stamp.cache.check()
+        stamp.verify(other)
+        assert verify(stamp, seq) == 3
+        assert stamp.cache.lookup(T(1, 40)).num_tokens == 4
+        seq.free()
+        other.free()
+        assert stamp.cache._reclaimer.make_free(12)

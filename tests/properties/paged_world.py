@@ -114,6 +114,7 @@ class PagedWorld:
             self.cache, self.stores, self.mover, clock, write_back, 8 * size, None,
             nonce=b"nonce", window=NoWindow(),  # type: ignore[arg-type]
         )  # fmt: skip
+        self.cache.paging.partings.at_once = self.random.choice([3, 1024])
         self.stamps = PageStamps(self.layout)
         self.models: list[Model] = []
         self.steps: list[OpenStep] = []
@@ -140,7 +141,8 @@ class PagedWorld:
             model.seq.free()
         assert self.cache.lower is not None
         self.cache.lower.settle(100)
-        self.cache.tick()
+        for _ in range(100):
+            self.cache.tick()
         self.cache.check()
         counts = self.cache.pool.counts()
         assert (counts.used, counts.moving) == (0, 0)

@@ -94,7 +94,6 @@ class PagingCounts:
     lost: int = 0
     read_bytes: int = 0
     stalled_seconds: float = 0.0
-    has_made_gaps: bool = False  # in the prefix index: pages whose parents may lie below the device
 
 
 def away_of(cache: "PagedCache", seq: "Sequence") -> tuple[AwayPages, ...]:

@@ -54,13 +54,12 @@ def _check_published(cache: "PagedCache") -> None:
         raise InvariantError("I11: the pool and the prefix index disagree on what is published")
     cache.evictable.check()
     full_groups = [g for g, group in enumerate(cache.layout.groups) if group.window is None]
-    has_gaps = cache.paging.counts.has_made_gaps or cache._reclaimer.has_made_gaps
     for block in cache.index.all_blocks().tolist() if full_groups else []:
         node = cache.index.node_of_block(block)
         parent = cache.index.parent(node)
         if cache.index.group_of_block(block) in full_groups and cache.index.parent(parent) != -1:
             for group in full_groups:
-                if cache.index.block(parent, group) is None and not has_gaps:
+                if cache.index.block(parent, group) is None and not cache._reclaimer.has_made_gaps:
                     raise InvariantError(f"I16: the page before block {block} is gone, so it can't be reached")
 
 

@@ -206,6 +206,7 @@ class Paging:
             ready = departures.ready(seq, group, surplus)
             if len(ready) < surplus and self._below.lower.migration.num_open and now() < stop_at:
                 self._below.lower.wait(_PATIENCE)
+                self.partings.settle()
                 continue
             gone = departures.move_out(seq, group, ready, surplus)
             if gone < surplus:  # whatever can go
@@ -273,6 +274,7 @@ class Paging:
         """Loads that have ended are mapped; what nobody owns any more is forgotten."""
         if self._tiers is not None:
             self._tiers.arrivals.settle()
+            self.partings.settle()
             self._tiers.copies.collect()
 
     # -- gone ---------------------------------------------------------------------------------------------------
@@ -373,6 +375,7 @@ class Paging:
 
     def close(self) -> None:
         """Nothing is read below the device any more. REQUIRES: no sequences."""
+        self.partings.settle(all_of_it=True)
         self.settle()
         if self.window is not None:
             self.window.close()

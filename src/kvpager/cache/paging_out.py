@@ -128,7 +128,7 @@ class Departures:
             else:
                 table.move(which, there, tier.kind)
         away.copies.update(copies)
-        self._counts.has_made_gaps = True
+        self._cache._reclaimer.has_made_gaps = True
         away.num_out += len(pages)
 
     def _part_checksums(self, group: int, blocks: np.ndarray) -> np.ndarray | None:

@@ -1,9 +1,10 @@
 """Pages that a sequence gives up: dropped for good, lost, cut off, or all of them when it ends.
 
-What an open step may still read is let go of when the step has ended. Copies below the device are shared by forks, and
-go with their last owner (cache/page_copies.py).
+What an open step may still read is let go of when the step has ended, and very much of it bit by bit. Copies below the
+device are shared by forks, and go with their last owner (cache/page_copies.py).
 """
 
+from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -11,7 +12,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from kvpager.cache.away import PagingCounts, Parting, away_of
-from kvpager.cache.page_copies import PageCopies
+from kvpager.cache.page_copies import PageCopies, PageCopy
 from kvpager.cache.sequence import Sequence
 from kvpager.errors import ConfigError, PagesLost
 
@@ -36,6 +37,8 @@ class Partings:
         self._counts = counts
         self.copies: PageCopies | None = None
         self._leaving: dict[int, list[_Leaving]] = {}  # by id of the step
+        self._backlog: deque[tuple[PageCopy, bool]] = deque()
+        self.at_once = 1024  # copies let go of at one border of steps: some 2 ms
 
     def drop_pages(self, seq: Sequence, group: int, pages: np.ndarray) -> None:
         """Gives full ``pages`` (ascending) back for good, resident or not; what others share of them stays whole.
@@ -115,7 +118,15 @@ class Partings:
                 self._part(leaving.parting)
 
     def _part(self, parting: Parting) -> None:
-        for copy, was_used in parting:
+        """A context of a million tokens goes bit by bit, or every other sequence would have to wait."""
+        self._backlog.extend(parting)
+        if len(self._backlog) <= self.at_once:
+            self.settle()
+
+    def settle(self, *, all_of_it: bool = False) -> None:
+        """The border of a step: lets go of some of what is still to be let go of."""
+        for _ in range(len(self._backlog) if all_of_it else min(len(self._backlog), self.at_once)):
+            copy, was_used = self._backlog.popleft()
             assert self.copies is not None
             if was_used:
                 self.copies.let_go(copy)
@@ -149,6 +160,6 @@ class Partings:
         twin._attention = None if seq._attention is None else seq._attention.forked()
 
     def leaving(self) -> Iterable[Parting]:
-        """What waits for open steps, for checks."""
+        """What is still to be let go of, for checks."""
         seen = {id(each): each for leavings in self._leaving.values() for each in leavings}
-        return [each.parting for each in seen.values()]
+        return [list(self._backlog), *(each.parting for each in seen.values())]

@@ -82,7 +82,7 @@ class Reclaimer:
         self._direct = 0
         self.pins_yield = False  # nothing could go on otherwise: pinned pages go where nothing else is left
         self.pins_yielded = 0  # pinned pages that went so
-        self.has_made_gaps = False  # in the prefix index: pages were dropped under which others are mapped
+        self.has_made_gaps = False  # in the prefix index: pages went under which others are mapped
         self.below: Below | None = None
 
     def counts(self) -> ReclaimCounts:
