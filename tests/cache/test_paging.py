@@ -4,13 +4,14 @@ import numpy as np
 import pytest
 
 from kvpager import ConfigError, InvariantError, OutOfBlocks
+from kvpager.cache.sequence import Sequence
 from kvpager.cache.working_set import order
 from kvpager.prefix.index import PrefixIndex
 from kvpager.types import FaultKind, TierKind
 from tests.cache.caches import opened
 from tests.cache.paged import advance, host_of, open_limited, over_host, verify, write_down
 from tests.cache.test_giving_back import GivesBack
-from tests.stamp import T
+from tests.stamp import Stamp, T
 
 
 def test_a_prompt_longer_than_the_pool_is_computed_and_every_byte_is_kept() -> None:
@@ -200,3 +201,21 @@ def test_all_pages_before_a_gap_can_be_reclaimed(is_right: bool, monkeypatch: py
             stamp.cache.clear_prefix()
         else:
             assert is_right
+
+
+def step_when_it_can(stamp: Stamp, seq: Sequence) -> None:
+    while not stamp.cache.paging.can_step(seq, 4):
+        stamp.cache.lower.wait(0.05)
+    with stamp.cache.step({seq: 4}) as step:
+        stamp.fill(step)
+
+
+def test_a_step_that_has_nothing_to_wait_for_is_refused_instead() -> None:
+    """The tier below is full of pages in use: nothing can go down."""
+    with over_host(num_blocks=16, slots=8) as stamp:
+        seq = stamp.cache.sequence(T(1, 200), resident_limit=6)
+        for _ in range(8 + 6):
+            step_when_it_can(stamp, seq)
+        with pytest.raises(OutOfBlocks):
+            step_when_it_can(stamp, seq)
+        assert verify(stamp, seq) == 14

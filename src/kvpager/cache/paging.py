@@ -139,7 +139,8 @@ class Paging:
         )
 
     def can_step(self, seq: Sequence, count: int) -> bool:
-        """Whether a step of ``count`` tokens would open without a wait. Begins what it waits for; ask again later."""
+        """Whether a step of ``count`` tokens would open, or be refused, without a wait. Begins what it waits for; ask
+        again later. False where blocks are lacking."""
         cache, free = self._cache, 0
         self.collect()
         if seq.resident_limit is not None and not cache.rows.open_steps[seq.row]:
@@ -148,7 +149,9 @@ class Paging:
             for group in range(cache.layout.num_groups):
                 surplus = self._surplus(seq, group, count)
                 if surplus > 0 and len(self._below.departures.ready(seq, group, surplus)) < surplus:
-                    return False
+                    return (
+                        not self._below.lower.migration.num_demotions
+                    )  # nothing to wait for: let it say what is wrong
                 free += max(0, surplus)
         new = self._new_pages(seq, count) * cache.layout.num_groups
         return new <= cache.num_available + free
