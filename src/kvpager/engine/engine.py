@@ -15,6 +15,7 @@ from collections import deque
 from collections.abc import Iterable, Iterator
 from collections.abc import Sequence as List
 from contextlib import ExitStack
+from dataclasses import replace
 from time import perf_counter
 from types import TracebackType
 from typing import Any
@@ -22,18 +23,16 @@ from typing import Any
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from kvpager.attention.make_state import make_state
-from kvpager.attention.use_state import UseState
 from kvpager.cache.retention_terms import Retention
-from kvpager.cache.sequence import Sequence
 from kvpager.config import Options, load_options
-from kvpager.config.attend import EXACT, Attend, Exact, parse_attend
+from kvpager.config.attend import Attend
 from kvpager.engine.answers import answers
 from kvpager.engine.check import check_engine
 from kvpager.engine.endings import EndedBy, Endings
 from kvpager.engine.faults import NO_FAULTS
 from kvpager.engine.intake import Intake, Prompt
 from kvpager.engine.loading import Loading
+from kvpager.engine.opening import Opening
 from kvpager.engine.output import take
 from kvpager.engine.piece import Piece
 from kvpager.engine.recording import Recording
@@ -45,7 +44,7 @@ from kvpager.engine.scheduler_view import SchedulerView, queue_order
 from kvpager.engine.setup import build
 from kvpager.engine.slow_lane import Abandoned
 from kvpager.engine.slow_steps import SlowStep, SlowSteps
-from kvpager.engine.statistics import EngineStatistics, StartCounts
+from kvpager.engine.statistics import EngineStatistics
 from kvpager.errors import ConfigError, OutOfBlocks, PagesLost, RequestError
 from kvpager.prefix.hashing import Scope
 from kvpager.types import TierKind
@@ -97,7 +96,7 @@ class Engine:
         self._endings = Endings(ended)
         self._view = SchedulerView(self.cache, self.limits)
         self.loading = Loading(self.cache, self.chunk, self._view.admission_cost)
-        self._starts = StartCounts()
+        self._opening = Opening(self.cache, self._view, self.chunk, self.options.attend)
         self._generated_tokens = self._preemptions = self._steps = self._finished = 0
         self._model_seconds = self._bookkeeping_seconds = self._sampling_seconds = 0.0
         self._stuck_since: float | None = None
@@ -105,7 +104,6 @@ class Engine:
         if self.cache.paging.window is not None:
             self.cache.paging.window.pace = self._slow.lane
         self._slow_steps, self._faults = 0, NO_FAULTS
-        self._attend = parse_attend(self.options.attend)
         self._is_open, self._is_stepping = True, False
         self._cancelled_meanwhile: list[int] = []
         self._resources = ExitStack()
@@ -143,7 +141,7 @@ class Engine:
         """
         self._check_open()
         ids = self.encode(prompt)
-        attend = self._read_attend(attend)
+        attend = self._opening.attend_of(attend)
         limit = self._intake.check(ids, sampling, attend)
         if len(self._waiting) >= self.options.max_waiting:
             raise RequestError(f"the queue is full: {len(self._waiting)} requests are waiting; retry later")
@@ -173,10 +171,6 @@ class Engine:
     def encode(self, prompt: Prompt) -> "array[int]":
         """Token ids of a prompt. Texts go through the tokenizer, with its special tokens."""
         return self._intake.encode(prompt)
-
-    def _read_attend(self, attend: Attend | str | None) -> Attend:
-        found = self._attend if attend is None else parse_attend(attend) if isinstance(attend, str) else attend
-        return EXACT if isinstance(found, Exact) else found
 
     def _check_open(self) -> None:
         if not self._is_open:
@@ -225,7 +219,7 @@ class Engine:
         prompts can never run; if ``prompts`` is a stream, then when its turn comes, and the others are cancelled.
         """
         if isinstance(prompts, List):
-            prompts = self._intake.check_all(prompts, sampling, self._read_attend(attend))
+            prompts = self._intake.check_all(prompts, sampling, self._opening.attend_of(attend))
         yield from answers(self, prompts, sampling, scope, ended, tuple(retain), attend)
 
     def stream(
@@ -318,7 +312,11 @@ class Engine:
 
     def _decide(self, running: list[Running], queue: list[Branch]) -> Decision:
         waiting = self._view.waiting(queue, self.loading.turn, num_kept(running))
-        return decide(self.limits, running, waiting, self.cache.num_available, self.loading.reserved)
+        limits = self.limits
+        if limits.slow is not None and self.chunk is None:
+            beside = min(limits.slow.max_tokens, self._slow.tokens_beside)
+            limits = replace(limits, slow=replace(limits.slow, max_tokens_beside=beside))
+        return decide(limits, running, waiting, self.cache.num_available, self.loading.reserved)
 
     def _rest(self, queue: list[Branch], now: float) -> None:
         """Nothing can run. Transfers are waited for, but not without end: who needs the blocks they hold then fails."""
@@ -353,60 +351,8 @@ class Engine:
         del self._waiting[branch.key]
         branch.rank = effective_rank(branch.request.priority, branch.waited)
         branch.move(BranchState.RUNNING)
-        branch.is_slow = admission.prefix_tokens is None
-        branch.keeps = admission.keeps if branch.is_slow else self._view.keeps(branch.request)
-        if branch.is_slow and not branch.was_slow:
-            branch.was_slow = True
-            self._starts.oversized_requests += 1
-        branch.sequence = self._open_sequence(branch, admission)
-        if branch.request.attend is not EXACT:
-            branch.sequence.attention = make_state(self.layout, branch.request.attend, len(branch.request.prompt))
-            if branch.prefix_by_tier is None:
-                self._starts.approximated(branch.request.attention)
-        elif branch.is_slow:
-            branch.sequence.attention = UseState(self.layout)  # its pages stay on the device by their use
-        if branch.request.matched is None:
-            branch.request.matched = branch.sequence.prefix_tokens
-        branch.sequence.prompt_tokens = len(branch.request.prompt)  # of what is known, some may be output
-        branch.sequence.matched_tokens = branch.request.matched  # what is found of what it lost itself doesn't count
-        found = {tier: tokens for tier, tokens in branch.sequence.prefix_by_tier.items() if tokens}
-        if branch.prefix_by_tier is None:
-            branch.prefix_by_tier = found
-            self._starts.started(len(branch.request.prompt), found)
-        else:
-            self._starts.resumed(branch.lost, found)
+        self._opening.open(branch, admission, self.loading.leave(branch))
         self._running[branch.key] = branch
-
-    def _open_sequence(self, branch: Branch, admission: Admission) -> Sequence:
-        came_up, keeps = self.loading.leave(branch), admission.keeps
-
-        def opened(max_prefix: int | None) -> Sequence:
-            return self.cache.sequence(
-                branch.known_tokens(),
-                scope=branch.request.scope,
-                max_prefix=max_prefix,
-                publish_until=self._publish_until(branch.request),
-                came_up=came_up,
-                retain=branch.request.retain,
-                resident_limit=None if keeps is None else keeps // self.layout.num_groups,
-                non_resident=branch.is_slow,
-            )
-
-        if self.chunk is None or not branch.is_slow:
-            return opened(admission.prefix_tokens)
-        seq = opened(min(branch.num_known, len(branch.request.prompt)) // self.chunk * self.chunk)
-        while (found := seq.prefix_tokens) % self.chunk:  # only whole canonical pieces have the bits of a recomputation
-            seq.free()
-            seq = opened(found // self.chunk * self.chunk)
-        return seq
-
-    def _publish_until(self, request: Request) -> int | None:
-        """Only whole canonical pieces of the prompt have the bits of a recomputation; and what is computed after an
-        approximate prompt, or by approximation, is not what others look for."""
-        prompt = len(request.prompt)
-        if self.chunk is not None:
-            return prompt // self.chunk * self.chunk
-        return None if request.attend is EXACT else prompt
 
     def _preempt(self, branch: Branch) -> None:
         seq = branch.running_sequence
@@ -585,22 +531,22 @@ class Engine:
             waiting=len(self._waiting) + len(self._forking),
             loading=self.loading.num_loading,
             finished_requests=self._finished,
-            prompt_tokens=self._starts.prompt_tokens,
-            prefix_tokens=self._starts.prefix_tokens,
-            prefix_by_tier=dict(self._starts.prefix_by_tier),
+            prompt_tokens=self._opening.counts.prompt_tokens,
+            prefix_tokens=self._opening.counts.prefix_tokens,
+            prefix_by_tier=dict(self._opening.counts.prefix_by_tier),
             generated_tokens=self._generated_tokens,
             preemptions=self._preemptions,
-            resumptions=self._starts.resumptions(),
+            resumptions=self._opening.counts.resumptions(),
             loads=self.loading.model.counts(),
             loads_explained=self.loading.model.explain(),
             steps=self._steps,
             model_seconds=self._model_seconds,
             bookkeeping_seconds=self._bookkeeping_seconds,
             sampling_seconds=self._sampling_seconds,
-            oversized_requests=self._starts.oversized_requests,
+            oversized_requests=self._opening.counts.oversized_requests,
             slow_steps=self._slow_steps,
             faults=sum((each.faults for each in (*self._running.values(), *self._waiting.values())), self._faults),
-            approximate_requests=dict(self._starts.approximate_requests),
+            approximate_requests=dict(self._opening.counts.approximate_requests),
         )
 
     def weights_changed(self) -> None:

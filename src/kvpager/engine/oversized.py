@@ -13,7 +13,6 @@ from kvpager.engine.scheduler import STANDING_PAGES, SlowLimits, slow_share, tok
 from kvpager.types import TierKind
 
 NO_LIMIT = 1 << 30  # tokens, or pages
-_TOKENS_BESIDE = 256  # of a step of the second lane while others run too
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +38,7 @@ class Oversized:
             share=options.resident_share,
             least=layout.num_groups * (layout.num_pages(chunk or 1) + STANDING_PAGES),
             max_tokens=tokens,
-            max_tokens_beside=min(tokens, max(chunk or 1, _TOKENS_BESIDE)),
+            max_tokens_beside=min(tokens, chunk or tokens),
         )
         keeps, slots = slow_share(slow, layout.num_groups, kept=0), _num_slots(cache.paging)
         longest = tokens_that_fit(layout, keeps + slots, context)

@@ -53,6 +53,7 @@ class SlowLane:
         self._until = 0.0  # end of the turn
         self._breathed = 0.0  # when the lane last breathed, or got the baton
         self._longest = 0.0  # seconds between two breaths, of the latest ones
+        self.longest_piece = 0.0  # the same, of the work that was started last
         self._is_over = False  # the lane gave the baton back at a breath
         self._is_abandoned = self._is_closed = False
         self._work: Callable[[], Any] | None = None
@@ -75,7 +76,7 @@ class SlowLane:
             self._thread = Thread(target=self._loop, name="kvpager-slow-lane", daemon=True)
             self._thread.start()
         with self._condition:
-            self._work, self._is_abandoned = work, False
+            self._work, self._is_abandoned, self.longest_piece = work, False, 0.0
             self._state = LaneState.READY
 
     def turn(self, seconds: float, *, patient: bool) -> float:
@@ -151,8 +152,9 @@ class SlowLane:
             return
         if not self._is_abandoned:
             now = self._clock()
-            self._longest = max(now - self._breathed, self._longest * _FADES)
-            self._breathed = now
+            piece, self._breathed = now - self._breathed, now
+            self._longest = max(piece, self._longest * _FADES)
+            self.longest_piece = max(piece, self.longest_piece)
             if now + self._longest <= self._until:
                 return
             with self._condition:

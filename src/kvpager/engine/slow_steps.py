@@ -2,7 +2,11 @@
 
 While others compute too, a turn takes so large a share of their step that the gaps between their tokens stay steady: a
 turn that ran over, because the lane breathes only now and then, is made up for by those after it. While nobody else
-does, the lane has all the time, but for a look at the queue now and then. Knows no scheduler; chooses no tokens.
+does, the lane has all the time, but for a look at the queue now and then.
+
+The lane breathes between matrix products and between segments of attention, so how long a turn is at least follows from
+the tokens that a step computes: prompts beside others are cut so that no piece of work takes long next to their step.
+Knows no scheduler; chooses no tokens.
 """
 
 from collections.abc import Callable
@@ -21,6 +25,9 @@ from kvpager.engine.request import Branch
 from kvpager.engine.slow_lane import LaneState, SlowLane
 
 TURN_SHARE = 0.3  # of the ordinary step before it
+FEWEST_TOKENS, MOST_TOKENS = 64, 512  # of a prompt, in a step beside others
+_FIRST_TOKENS = 128
+_PIECE_SHARES = 0.1, 0.3  # of an ordinary step: pieces below may be twice as long, above they should be half
 ALONE_SECONDS = 0.05  # between two looks at the queue
 
 
@@ -45,6 +52,8 @@ class SlowSteps:
         self._open: tuple[Piece, Step] | None = None
         self._seconds = 0.0
         self._credit = 0.0
+        self._others = 0.0  # the shortest ordinary step beside the one that is under way; 0 where there was none
+        self.tokens_beside = _FIRST_TOKENS
 
     @property
     def branches(self) -> tuple[Branch, ...]:
@@ -55,7 +64,7 @@ class SlowSteps:
         """Opens a step. Raises OutOfBlocks or TierError with nothing changed. REQUIRES: none is under way."""
         piece = Piece.of(work)
         step = self._cache.step_over(piece.sequences, piece.counts)
-        self._open, self._seconds = (piece, step), 0.0
+        self._open, self._seconds, self._others = (piece, step), 0.0, 0.0
         threads = torch.get_num_threads()
         self.lane.start(
             partial(self._runner.slow_forward, step.batch, piece.tokens, piece.sample_at, self.lane.breathe, threads)
@@ -70,6 +79,7 @@ class SlowSteps:
             self._credit = 0.0
             self._seconds += self.lane.turn(ALONE_SECONDS, patient=True)
         else:
+            self._others = min(others, self._others or others)
             self._credit = min(self._credit, 0.0) + TURN_SHARE * others
             if self._credit > 0:
                 used = self.lane.turn(self._credit, patient=False)
@@ -93,6 +103,8 @@ class SlowSteps:
     def _settle(self) -> SlowStep:
         assert self._open is not None
         (piece, step), self._open = self._open, None
+        if piece.num_prefill and self._others:
+            self._adapt(self.lane.longest_piece / self._others)
         logits, error = None, None
         try:
             with step:
@@ -100,3 +112,11 @@ class SlowSteps:
         except BaseException as raised:
             error = raised
         return SlowStep(piece, logits, error, self._seconds)
+
+    def _adapt(self, share: float) -> None:
+        """``share``: of an ordinary step, that the longest piece of a step took."""
+        short, long = _PIECE_SHARES
+        if share > long:
+            self.tokens_beside = max(FEWEST_TOKENS, self.tokens_beside // 2)
+        elif share < short:
+            self.tokens_beside = min(MOST_TOKENS, self.tokens_beside * 2)
