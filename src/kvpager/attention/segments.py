@@ -20,7 +20,6 @@ from kvpager.attention.backend import LayerOptions
 from kvpager.attention.native_call import NativeCall
 from kvpager.attention.page_view import PageView
 from kvpager.attention.parts import Read, check_readable, count_read, read_parts
-from kvpager.cache.prefix_match import first_visible_page
 from kvpager.tiers.staging import PartRequest
 from kvpager.types import TierKind
 
@@ -42,10 +41,8 @@ class Segments:
 
     def __init__(self, module: ModuleType, view: PageView, pages: np.ndarray | None = None) -> None:
         self.view = view
-        seen = view.seen()
-        self._pages = seen if pages is None else np.asarray(pages, np.int64)
-        first = first_visible_page(view.start, view.layout.groups[view.group].window, view.layout.page_size)
-        has_all = pages is None and len(seen) > 0 and int(seen[-1]) + 1 - first == len(seen)
+        self._pages = view.seen() if pages is None else np.asarray(pages, np.int64)
+        has_all = pages is None and view.is_dense(self._pages)
         addresses = view.page_addresses(self._pages)
         blocks = view.blocks[self._pages]
         self._in_place = int(((blocks < 0) & (addresses != 0)).sum())
