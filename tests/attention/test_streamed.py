@@ -141,6 +141,17 @@ def test_pages_in_place_are_read_without_a_stream() -> None:
     assert world.window.pace.breaths == 2
 
 
+def test_many_queries_breathe_within_a_segment(monkeypatch: pytest.MonkeyPatch) -> None:
+    def breaths(products_at_once: int) -> int:
+        monkeypatch.setattr("kvpager.attention.segments._PRODUCTS_AT_ONCE", products_at_once)
+        world = World(KVLayout(1, 8, 16, "float32", 16), [2500], [90], 16)
+        check_same_bits(world, all_on_disk)
+        return world.window.pace.breaths
+
+    assert breaths(1 << 40) == 2
+    assert breaths(1) > 2
+
+
 def test_a_step_of_plain_sequences_is_planned_as_ever(monkeypatch: pytest.MonkeyPatch) -> None:
     world = World(KVLayout(1, 2, 16, "float32", 16), [200, 30], [1, 2], 4, states=(None, None))
     expected = world.run(CpuBackend())
