@@ -62,7 +62,7 @@ void SegmentedAttention::begin(const AttentionCall& call) {
   int64_t floats = items_->partial_rows * KV_SELECT(decode_kernels).state_floats(call_);
   for (const PrefillItem& item : items_->prefill) floats += KV_SELECT(prefill_kernels).state_floats(call_, item);
   state_.grown(floats);
-  next_ = 0;
+  next_ = next_part_ = 0;
   is_open_ = true;
 }
 
@@ -89,13 +89,17 @@ void SegmentedAttention::require_present(int64_t first, int64_t stop) const {
     require(sequence_.places[entry] != ABSENT, "add: the page of entry " + std::to_string(entry) + " is nowhere");
 }
 
-void SegmentedAttention::add(int64_t first, int64_t stop) {
+void SegmentedAttention::add(int64_t first, int64_t stop, int64_t part, int64_t parts) {
   require(is_open_, "add: nothing was begun");
   require(first == next_ && first < stop && stop <= static_cast<int64_t>(segments_.size()),
           "add: segments must follow one another, from 0 on");
+  require(part == next_part_ && part < parts, "add: parts must follow one another, from 0 on");
+  require(parts == 1 || num_items(), "add: few queries have no parts");
   require_present(first, stop);
-  if (items_->prefill.empty()) add_pieces(first, stop);
-  else add_slots(first, stop);
+  if (num_items()) add_slots(first, stop, num_items() * part / parts, num_items() * (part + 1) / parts);
+  else add_pieces(first, stop);
+  next_part_ = (part + 1) % parts;
+  if (next_part_) return;
   next_ = stop;
   unstage();
 }
@@ -120,16 +124,15 @@ void SegmentedAttention::add_pieces(int64_t first, int64_t stop) {
   }
 }
 
-void SegmentedAttention::add_slots(int64_t first, int64_t stop) {
+void SegmentedAttention::add_slots(int64_t first, int64_t stop, int64_t first_item, int64_t stop_item) {
   const PrefillKernels& prefill = KV_SELECT(prefill_kernels);
-  const auto count = static_cast<int64_t>(items_->prefill.size());
-  std::vector<int64_t> offsets(count);
-  for (int64_t i = 1; i < count; ++i)
+  std::vector<int64_t> offsets(num_items());
+  for (int64_t i = 1; i < num_items(); ++i)
     offsets[i] = offsets[i - 1] + prefill.state_floats(call_, items_->prefill[i - 1]);
-  const int threads = static_cast<int>(std::min<int64_t>(count, max_threads()));
+  const int threads = static_cast<int>(std::clamp<int64_t>(stop_item - first_item, 1, max_threads()));
   const bool is_last = stop == static_cast<int64_t>(segments_.size());
 #pragma omp parallel for num_threads(threads) schedule(dynamic, 1)
-  for (int64_t i = 0; i < count; ++i) {
+  for (int64_t i = first_item; i < stop_item; ++i) {
     const PrefillSpan span{first * PIECE, std::min(stop * PIECE, num_slots()), state_.data() + offsets[i], first == 0,
                            is_last};
     prefill.run(call_, items_->prefill[i], &span);

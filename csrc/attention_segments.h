@@ -4,6 +4,7 @@
 //
 //   begin(call)                              a layer of the group
 //   stage(entries, addresses), add(i, j)     segments i .. j-1, in order; what was staged counts for this `add` only
+//                                            (many queries: in as many calls as wanted, for some of them each)
 //   finish()                                 writes what is not written yet
 #pragma once
 
@@ -32,7 +33,9 @@ class SegmentedAttention {
   // REQUIRES: q, out, lse and sinks of the right shapes, which stay until finish(). Ends what was begun before.
   void begin(const AttentionCall& call);
   void stage(const std::vector<int64_t>& entries, const std::vector<int64_t>& addresses);  // of the layer's part
-  void add(int64_t first, int64_t stop);
+  int64_t num_items() const { return items_ ? static_cast<int64_t>(items_->prefill.size()) : 0; }  // 0: few queries
+  // Part `part` of `parts`, about equal shares of the items; all of them, in order, before the next segments.
+  void add(int64_t first, int64_t stop, int64_t part, int64_t parts);
   void finish();
 
  private:
@@ -42,7 +45,7 @@ class SegmentedAttention {
   void require_present(int64_t first, int64_t stop) const;
   void unstage();
   void add_pieces(int64_t first, int64_t stop);
-  void add_slots(int64_t first, int64_t stop);
+  void add_slots(int64_t first, int64_t stop, int64_t first_item, int64_t stop_item);
 
   PagedSequences sequence_;  // its places: bytes from block 0, or ABSENT
   std::shared_ptr<const WorkItems> items_;
@@ -52,7 +55,8 @@ class SegmentedAttention {
   std::vector<int64_t> staged_;  // entries
   Floats state_;
   bool is_open_ = false;
-  int64_t next_ = 0;  // segment
+  int64_t next_ = 0;       // segment
+  int64_t next_part_ = 0;  // of it
 };
 
 }  // namespace kv

@@ -112,7 +112,9 @@ void bind_segments(nb::module_& m) {
           },
           "entries"_a, "addresses"_a, "int64 [n]: where the layer's part of these pages lies, for the next add().")
       .def("add", &SegmentedAttention::add, nb::call_guard<nb::gil_scoped_release>(), "first"_a, "stop"_a,
-           "Attends to segments first .. stop-1.")
+           "part"_a = 0, "parts"_a = 1,
+           "Attends to segments first .. stop-1; or does part `part` of it, if there are items to share out.")
+      .def_prop_ro("num_items", &SegmentedAttention::num_items, "Of the layer that was begun; 0: few queries.")
       .def("finish", &SegmentedAttention::finish, nb::call_guard<nb::gil_scoped_release>());
 }
 

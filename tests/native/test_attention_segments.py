@@ -46,6 +46,7 @@ class Segmented:
         out, lse = torch.empty_like(self.case.q, dtype=torch.float32), torch.empty(self.case.q.shape[:2])
         self.call = NativeCall.of(self.kernel, self.layer, self.case.q, out, self.case.options, lse)
         self.kernel.begin(*self.call.arguments)
+        self.written = out, lse  # has to stay
         return out, lse
 
     def copies(self, first: int, stop: int) -> tuple[np.ndarray, np.ndarray]:
@@ -63,7 +64,9 @@ class Segmented:
             stop = min(at + int(rng.integers(1, 4)), len(self.segments))
             entries, copies = self.copies(at, stop)
             self.kernel.stage(entries, copies.ctypes.data + self.stride * np.arange(len(entries)))
-            self.kernel.add(at, stop)
+            parts = int(rng.integers(1, 4)) if self.kernel.num_items else 1
+            for part in range(parts):
+                self.kernel.add(at, stop, part, parts)
             copies[:] = 0xFF
             at = stop
         self.kernel.finish()
@@ -176,12 +179,27 @@ def test_wrong_calls_are_refused(native: ModuleType) -> None:
     for first, stop in [(1, 2), (0, 0), (0, 4), (-1, 1)]:
         with pytest.raises(ValueError, match="must follow one another"):
             kernel.add(first, stop)
+    for part, parts, reason in [(1, 2, "parts must follow"), (0, 0, "parts must follow"), (0, 2, "have no parts")]:
+        with pytest.raises(ValueError, match=reason):
+            kernel.add(0, 1, part, parts)
     with pytest.raises(ValueError, match="segments are missing"):
         kernel.finish()
     whole, _ = attend_partly(case.plan(), case.layer(), case.q)
     assert torch.equal(segmented.run()[0], whole)
     with pytest.raises(ValueError, match="nothing was begun"):
         kernel.add(0, 1)
+
+
+def test_parts_that_are_missing_are_noticed() -> None:
+    segmented = Segmented(Paged([4500], [30]), np.empty(0))
+    segmented.begin()
+    segmented.kernel.add(0, 3, 0, 2)
+    with pytest.raises(ValueError, match="segments are missing"):
+        segmented.kernel.finish()
+    with pytest.raises(ValueError, match="parts must follow"):
+        segmented.kernel.add(0, 3)
+    segmented.kernel.add(0, 3, 1, 2)
+    segmented.kernel.finish()
 
 
 def test_what_was_staged_counts_for_one_call_only() -> None:

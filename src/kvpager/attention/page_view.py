@@ -61,8 +61,15 @@ class PageView:
 
     def seen(self) -> np.ndarray:
         """int64, ascending: the pages that some query sees and that are not gone for good."""
-        first = first_visible_page(self.start, self.layout.groups[self.group].window, self.layout.page_size)
+        first = self._first_seen()
         return first + np.flatnonzero(self.present()[first:])
+
+    def is_dense(self, pages: np.ndarray) -> bool:
+        """Whether ``pages``, as ``seen`` has them, are all that the queries see."""
+        return len(pages) > 0 and len(pages) == len(self.blocks) - self._first_seen()
+
+    def _first_seen(self) -> int:
+        return first_visible_page(self.start, self.layout.groups[self.group].window, self.layout.page_size)
 
     def part(self, layer: int) -> tuple[int, int]:
         """Start and size, in bytes, of what ``layer`` has of a page. REQUIRES: not a quantized layout."""

@@ -20,11 +20,14 @@ from kvpager.attention.backend import LayerOptions
 from kvpager.attention.native_call import NativeCall
 from kvpager.attention.page_view import PageView
 from kvpager.attention.parts import Read, check_readable, count_read, read_parts
-from kvpager.cache.prefix_match import first_visible_page
 from kvpager.tiers.staging import PartRequest
 from kvpager.types import TierKind
 
-_AT_ONCE = 16  # segments in place that one query attends to by one call: a few milliseconds
+_SEGMENT = 2048  # slots, as the kernels cut them
+
+# What is done between two breaths: a few milliseconds.
+_BYTES_AT_ONCE = 32 << 20  # of K and V, by few queries
+_PRODUCTS_AT_ONCE = 1 << 28  # of elements, by many
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,10 +45,9 @@ class Segments:
 
     def __init__(self, module: ModuleType, view: PageView, pages: np.ndarray | None = None) -> None:
         self.view = view
-        seen = view.seen()
-        self._pages = seen if pages is None else np.asarray(pages, np.int64)
-        first = first_visible_page(view.start, view.layout.groups[view.group].window, view.layout.page_size)
-        has_all = pages is None and len(seen) > 0 and int(seen[-1]) + 1 - first == len(seen)
+        self._threads = module.num_threads()
+        self._pages = view.seen() if pages is None else np.asarray(pages, np.int64)
+        has_all = pages is None and view.is_dense(self._pages)
         addresses = view.page_addresses(self._pages)
         blocks = view.blocks[self._pages]
         self._in_place = int(((blocks < 0) & (addresses != 0)).sum())
@@ -87,9 +89,11 @@ class Segments:
             staged = read_parts(view, layer, run.to_read, read)
             for entries, addresses in zip(run.entries, staged.addresses, strict=True):
                 kernel.stage(entries, addresses)
-            kernel.add(run.first, run.stop)
-            if view.window is not None:
-                view.window.pace.breathe()
+            parts = self._parts(q)
+            for part in range(parts):
+                kernel.add(run.first, run.stop, part, parts)
+                if view.window is not None:
+                    view.window.pace.breathe()
         kernel.finish()
         if self._in_place:
             count_read(view, self._in_place, self._in_place * view.part(layer)[1])
@@ -97,9 +101,12 @@ class Segments:
     def runs(self, group: int) -> list[_Run]:
         """Made once for each ``group``. Segments in place are taken together, as many as few queries pass quickly."""
         if group not in self._runs:
-            at_once = max(1, _AT_ONCE // self.view.queries)
+            segments = self._kernel.segments(group)
+            shape = self.view.layout.groups[self.view.group]
+            num_bytes = _SEGMENT * shape.kv_heads * 2 * shape.head_dim * self.view.layout.item_bytes
+            at_once = max(1, _BYTES_AT_ONCE // num_bytes // self.view.queries)
             runs: list[_Run] = []
-            for number, (first, stop) in enumerate(self._kernel.segments(group)):
+            for number, (first, stop) in enumerate(segments):
                 to_read = self.view.to_read(self._pages[first:stop])
                 last = runs[-1] if runs else None
                 if not to_read and last and not last.to_read and last.stop - last.first < at_once:
@@ -109,3 +116,8 @@ class Segments:
                     runs.append(_Run(number, number + 1, to_read, entries))
             self._runs[group] = runs
         return self._runs[group]
+
+    def _parts(self, q: Tensor) -> int:
+        """In how many calls a segment is attended to."""
+        products = 2 * q.numel() * _SEGMENT
+        return max(1, min(products // _PRODUCTS_AT_ONCE, self._kernel.num_items // self._threads))

@@ -95,9 +95,8 @@ class TorchPlan(ReferencePlan):
     def _attend_view(self, layer: int, view: PageView, q: Tensor, options: LayerOptions) -> Tensor:
         """As ReferencePlan does it, or like the others where torch's own attention serves."""
         seen = view.seen()
-        has_holes = len(seen) == 0 or int(seen[-1] - seen[0]) + 1 != len(seen)
         exact_dtypes = LayerRows.of(self._arena, self._layout, layer).exact_dtypes
-        if has_holes or not _is_plain(q, exact_dtypes, options):
+        if not view.is_dense(seen) or not _is_plain(q, exact_dtypes, options):
             return super()._attend_view(layer, view, q, options)
         keys, values, _ = gather_pages(view, layer, seen, q.dtype)
         first_key = int(seen[0]) * self._layout.page_size
