@@ -170,6 +170,13 @@ class HeldPagesContract(LowerTierContract):
         self.store(tier, 1)
         assert self.is_content(self.load(tier, 1), 1)
 
+    def test_a_tier_may_be_closed_while_pages_are_held(self, tier: LowerTier) -> None:
+        self.store(tier, 1, 2)
+        for number in (1, 1, 2):
+            self.hold(tier, number)
+        tier.forget([key(2)])
+        tier.close()
+
     def test_a_long_run_of_holds(self) -> None:
         """Whatever else happens, what is held has its bytes, and all of it is free in the end."""
         tier, dice = self.make(16), random.Random(8)

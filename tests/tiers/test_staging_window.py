@@ -14,6 +14,7 @@ from kvpager.errors import ConfigError, InvariantError, TierError, WrongContent
 from kvpager.tiers.staging import PartRequest, Staged
 from kvpager.tiers.staging_window import StagingWindow
 from kvpager.types import TierKind
+from tests.tiers.disk.faulty_files import EIO, FaultyFiles
 from tests.tiers.disk.pages import open_store
 from tests.tiers.remote.fakes import DictObjects, Hand, make_store
 from tests.tiers.staged_pages import LAYERS, FaultyTier, HeldPages, bytes_at, host
@@ -175,6 +176,25 @@ def test_parts_that_can_not_be_read_are_errors_and_others_come(tier: FaultyTier,
         found = [stream.next() for _ in plan]
         assert [sorted(staged.errors) for staged in found] == [[], [0, 1], [], []]
         assert all(isinstance(each, TierError) for each in found[1].errors.values())
+
+
+@pytest.mark.parametrize("is_known", [True, False])
+def test_wherever_a_read_fails_the_rest_is_right(tmp_path: Path, is_known: bool) -> None:
+    files = FaultyFiles()
+    store = open_store(tmp_path / "kv", 1 << 20, PAGE, files=files)
+    pages = HeldPages(store, 12, is_known=is_known)
+    with opened(store) as window:
+        for at in range(0, 30, 3):
+            pages.is_known[:] = is_known
+            files.fail(EIO, {"preadv"}, first=at, times=2)
+            plan = [pages.request(layer, range(first, first + 4)) for layer in range(2) for first in (0, 4, 8)]
+            with window.stream(iter(plan)) as stream:
+                for request in plan[:5]:
+                    staged = stream.next()
+                    assert pages.is_right(request, staged)
+                    assert all(str(error).startswith("EIO") for error in staged.errors.values())
+        assert window.statistics()[TierKind.DISK].failed
+    assert files.num_faults > 4
 
 
 def test_a_request_that_never_fits_is_refused_with_the_numbers(tier: FaultyTier) -> None:

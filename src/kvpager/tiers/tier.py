@@ -2,11 +2,12 @@
 
 Two threads meet in a lower tier, and each has its own calls:
 
-    bookkeeping thread    contains, prepare_*, complete_*, usage, check: numbers and dictionaries, no I/O and no wait
-    worker threads        write, read, probe: bytes of slots that were prepared; they change no book
+    bookkeeping thread    contains, prepare_*, complete_*, hold, let_go, usage, check: numbers, no I/O and no wait
+    worker threads        write, read, read_parts, probe: bytes of slots that were prepared or held; they change no book
 
 so no book needs a lock. A slot is prepared, its bytes are moved, and it is completed, always in this order; a slot that
-was prepared is completed exactly once, also if moving its bytes failed.
+was prepared is completed exactly once, also if moving its bytes failed. A slot that running sequences hold keeps its
+page where it is, for them to read as often as they like: in place, or part by part.
 
 Lower tiers are found by content key: full pages are immutable, so a copy under a key is right for ever. A failed store
 is a page that is not there; a failed load is a miss, and the tier forgets the page.
@@ -264,5 +265,5 @@ class LowerTier(Tier, PageSource, PageTarget, Protocol):
     def statistics(self) -> TierStatistics: ...
 
     def close(self) -> None:
-        """Makes durable what is meant to last. REQUIRES: nothing is being moved. May wait for I/O."""
+        """Makes durable what is to last, and ends all holds. REQUIRES: nothing is being moved. May wait for I/O."""
         ...

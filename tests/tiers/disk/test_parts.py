@@ -3,6 +3,7 @@
 import errno
 import os
 from pathlib import Path
+from threading import Event
 from typing import Any
 
 import numpy as np
@@ -112,15 +113,35 @@ def test_a_slab_that_is_gone_is_an_error_of_its_pages(fast_folder: Path, loss: s
     assert parts(store, hold(store, 100)) == [expected(100)]
 
 
-def test_a_wrong_page_that_is_held_is_not_found_after_a_restart(fast_folder: Path) -> None:
+@pytest.mark.parametrize("is_let_go", [True, False])
+def test_a_wrong_page_that_is_held_is_not_found_after_a_restart(fast_folder: Path, is_let_go: bool) -> None:
     store = open_store(fast_folder / "kv")
     put(store, 1, 2)
     first, again = hold(store, 1, 1)
     store.let_go(first, WrongContent("part: test"))
-    store.let_go(again)
+    if is_let_go:
+        store.let_go(again)
     store.close()
     store = open_store(fast_folder / "kv")
     assert (store.contains(key(1)), store.contains(key(2))) == (False, True)
+
+
+def test_no_descriptor_and_no_thread_is_left(fast_folder: Path) -> None:
+    def left() -> tuple[int, int]:
+        return len(os.listdir("/proc/self/fd")), len(os.listdir("/proc/self/task"))
+
+    before = left()
+    for _ in range(3):
+        store = open_store(fast_folder / "kv")
+        put(store, *range(40))
+        assert len(parts(store, hold(store, *range(40)))) == 40
+        store.close()
+        del store
+    for _ in range(1000):
+        if left() == before:
+            return
+        Event().wait(0.01)
+    raise AssertionError(f"{left()} descriptors and threads are left, of {before} before")
 
 
 def test_packed_pages_are_not_read_in_parts(fast_folder: Path) -> None:

@@ -431,6 +431,9 @@ class DiskStore:
         self._worker.sync()
 
     def close(self) -> None:
+        for slot in list(self._held.values()):
+            while slot.index in self._held:
+                self.let_go(slot)
         try:
             if not self._folder.read_only:
                 self.sync()

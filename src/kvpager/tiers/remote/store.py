@@ -426,5 +426,8 @@ class RemoteStore:
             raise InvariantError("a remote tier counts other holds than it has")
 
     def close(self) -> None:
+        for slot in list(self._held.values()):
+            while slot.index in self._held:
+                self.let_go(slot)
         self._delete_forgotten()
         self._objects.close()
