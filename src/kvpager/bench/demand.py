@@ -48,10 +48,6 @@ def _disk(scale: DemandScale, folder: Path) -> list[Result]:
     return demand_exact.disk(scale, folder)
 
 
-def _needle(scale: DemandScale, folder: Path) -> list[Result]:
-    return []
-
-
 def _neighbours(scale: DemandScale, folder: Path) -> list[Result]:
     """Nothing where what a model needs to run is not installed."""
     try:
@@ -68,7 +64,6 @@ PARTS: dict[str, Part] = {
     "exact_disk": _disk,
     "selective_resident": demand_selective.resident,
     "selective_disk": demand_selective.disk,
-    "needle": _needle,
     "page_table": demand_table.page_table,
     "faults": demand_faults.faults,
     "neighbours": _neighbours,

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from kvpager.assemble import open_cache
+from kvpager.attention.make_state import make_state
 from kvpager.attention.select import select
 from kvpager.bench.paged_case import Shape
 from kvpager.bench.random_pages import RandomPages
@@ -123,6 +124,7 @@ class LongCase:
         long = self.long
         limit = long.resident_pages if long.resident < 1 else None
         seq = self.cache.sequence(range(long.context), resident_limit=limit)
+        seq.attention = make_state(self.layout, long.attend)
         at_once = min(_TOKENS_AT_ONCE // long.page_size, long.resident_pages // 2)
         RandomPages(self.layout).extend(self.cache, seq, long.context, at_once)
         if self.cache.lower is not None and not self.cache.lower.settle(_SETTLE_SECONDS):
