@@ -289,6 +289,19 @@ def test_states_take_part(make: Callable[[], AttentionBackend]) -> None:
         assert {request.layer_index for request in world.window.fetched} == {1, 2}
 
 
+def test_nothing_is_read_ahead_for_layers_that_a_state_attends_to_itself() -> None:
+    layout = KVLayout.mixed([LayerSpec(2, 16, window) for window in (64, None, 64, None)], "float32", 16)
+    world = World(layout, [2250], [1], 4, states=(State(own=(1, 3), pages=(0, 140)),))
+    full = layout.places[1].group
+    world.page_out(0, full, world.full_pages(0), TierKind.DISK)
+    world.run(CpuBackend())
+    assert world.window.streams == []
+    assert len(world.window.fetched) == 2
+    world.states = (State(),)
+    world.run(CpuBackend())
+    assert [request.layer_index for stream in world.window.streams for request in stream.served] == [0, 0, 1, 1]
+
+
 @pytest.mark.parametrize("make", BACKENDS)
 @pytest.mark.parametrize("queries", [1, 30])
 def test_pages_that_are_gone_for_good_are_not_attended_to(queries: int, make: Callable[[], AttentionBackend]) -> None:

@@ -26,7 +26,8 @@ class StreamedPlan:
 
     def __init__(self, module: ModuleType, batch: StepBatch, views: list[list[PageView]], layers: list[Any]) -> None:
         self._stream: PartStream | None = None
-        self._expected: tuple[int, int, frozenset[int]] | None = None  # as _follow has them
+        self._expected: tuple[int, int] | None = None  # the next layer of the stream, and its query heads
+        self._stateful: dict[int, frozenset[int]] = {}  # by group, as _follow has them
         self._native = module
         self._batch = batch
         self._views = views
@@ -58,22 +59,20 @@ class StreamedPlan:
         self.close()
 
     def _follow(self, layer: int, query_heads: int, stateful: frozenset[int]) -> None:
-        """Sees to it that the stream goes on with ``layer``. ``stateful``: those with a state that are attended to
-        exactly; assumed to be the same ones in the layers to come, as are the query heads."""
-        if self._expected != (layer, query_heads, stateful):
+        """Sees to it that the stream goes on with ``layer``. ``stateful``: the sequences with a state that are attended
+        to exactly; assumed to be the same in the layers of the group to come, and none in groups not met yet."""
+        group = self._batch.layout.places[layer].group
+        if self._expected != (layer, query_heads) or self._stateful.get(group, frozenset()) != stateful:
             self.close()
+        self._stateful[group] = stateful
         if self._stream is None:
             read = [
-                [
-                    each
-                    for view in views
-                    if self._is_streamed(view, stateful) and (each := self._segments_of(view)).is_read
-                ]
+                [each for view in views if self._is_streamed(view) and (each := self._segments_of(view)).is_read]
                 for views in self._views
             ]
             if any(read):
                 self._stream = self._open(layer, query_heads, read)
-        self._expected = (layer + 1, query_heads, stateful)
+        self._expected = (layer + 1, query_heads)
 
     def _open(self, first: int, query_heads: int, read: list[list[Segments]]) -> PartStream:
         """``read[group]``: what has to be read at all."""
@@ -102,8 +101,8 @@ class StreamedPlan:
             self._segments[key] = Segments(self._native, view)
         return self._segments[key]
 
-    def _is_streamed(self, view: PageView, stateful: frozenset[int]) -> bool:
-        return view.s in stateful or not self._has_state(view)
+    def _is_streamed(self, view: PageView) -> bool:
+        return not self._has_state(view) or view.s in self._stateful.get(view.group, ())
 
     def _has_state(self, view: PageView) -> bool:
         return bool(self._batch.states) and self._batch.states[view.s] is not None
