@@ -41,3 +41,20 @@ def test_a_request_that_forgets_beside_one_that_does_not(kind: Attend) -> None:
     assert found[1].token_ids == exact[1].token_ids
     assert len(found[0].token_ids) == ANSWER
     assert max(pages) <= BOUND[kind.name] < max(plain_pages)
+
+
+@pytest.mark.parametrize("kind", KINDS, ids=describe)
+def test_one_that_forgets_is_stopped_and_goes_on_in_a_pool_that_is_full(kind: Attend) -> None:
+    generator = random.Random(3)
+    with Engine(tiny_model(), num_blocks=17, page_size=16, max_batch_tokens=64) as engine:
+        requests = [
+            engine.submit(random_tokens(generator, 150), Sampling(max_tokens=200), attend=kind),
+            engine.submit(random_tokens(generator, 20), Sampling(max_tokens=200), priority=9),
+        ]
+        while engine.has_work:
+            checked_step(engine)
+        forgetting, exact = first_choices(requests)
+    assert len(exact.token_ids) == 200
+    assert len(forgetting.token_ids) == (123 if isinstance(kind, SnapKV) else 200)  # what it keeps fills the pool
+    assert forgetting.error == exact.error == ""
+    assert forgetting.preemptions > 0
