@@ -29,8 +29,13 @@ def layout_of(dtype: str = "float32", page_size: int = 16, head_dim: int = 64) -
 
 @pytest.mark.parametrize(
     "layout",
-    [layout_of("bfloat16", 16, 128), layout_of("float16", 64, 64), layout_of("float32", 16, 64)],
-    ids=["bf16-16-128", "fp16-64-64", "fp32-16-64"],
+    [
+        layout_of("bfloat16", 16, 128),
+        layout_of("float16", 64, 64),
+        layout_of("float32", 16, 64),
+        layout_of(head_dim=264),
+    ],
+    ids=["bf16-16-128", "fp16-64-64", "fp32-16-64", "fp32-16-264"],
 )
 def test_all_of_the_mass_is_exact_attention(kernels: str, layout: KVLayout) -> None:
     options = LayerOptions(softcap=30.0, sinks=torch.tensor([0.5, -1.0, 2.0, 0.0]))

@@ -5,13 +5,13 @@ smallest and largest values are centre - radius and centre + radius. Two bytes a
 csrc/digest.h draws how they lie. Knows nothing of sequences; who selects is attention/page_selection.py.
 """
 
+from types import ModuleType
 from typing import Any
 
 import numpy as np
 
-from kvpager import native
 from kvpager.attention import selective_reference as reference
-from kvpager.attention.head_pages import part_rows
+from kvpager.attention.head_pages import kernels_for, part_rows
 from kvpager.memory.layout import KVLayout
 
 TILE = 16  # pages of a record
@@ -49,7 +49,7 @@ class Digests:
     def update(self, pages: np.ndarray, addresses: np.ndarray) -> None:
         """Reads the keys of full ``pages`` [n], ascending, whose parts of this layer lie at ``addresses`` int64 [n]."""
         self._make_room(int(pages[-1]) + 1)
-        kernels = native.module()
+        kernels = self.kernels()
         if kernels is None:
             self._update_slowly(pages, addresses)
         else:
@@ -71,6 +71,10 @@ class Digests:
         other.is_covered = self.is_covered.copy()
         other.num_covered = self.num_covered
         return other
+
+    def kernels(self) -> ModuleType | None:
+        """The native ones, where they can serve this layer."""
+        return kernels_for(self._layout, self._layer)
 
     def table(self, kernels: Any) -> Any:
         """As the native kernels take it; borrows the memory."""

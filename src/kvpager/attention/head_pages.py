@@ -1,5 +1,6 @@
 """One query over a page list of its own for every KV head, by address: native, or slowly where there are no kernels."""
 
+from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -10,6 +11,14 @@ from kvpager import native
 from kvpager.attention import selective_reference as reference
 from kvpager.attention.backend import LayerOptions
 from kvpager.memory.layout import KVLayout
+
+_MAX_HEAD_DIM = 256
+
+
+def kernels_for(layout: KVLayout, layer: int) -> ModuleType | None:
+    """The native kernels, where they are here and can serve ``layer``."""
+    is_wide = layout.groups[layout.places[layer].group].head_dim > _MAX_HEAD_DIM
+    return None if is_wide else native.module()
 
 
 def dtype_name(rows: Tensor) -> str:
@@ -50,7 +59,7 @@ def attend_head_pages(
     Returns out [query_heads, head_dim] and the log of the sum of exp(score) [query_heads], -inf with an out of 0 where
     nothing is seen; both float32. ``options.sinks`` join the sum: give them to one part only.
     """
-    kernels = native.module()
+    kernels = kernels_for(layout, layer)
     if kernels is None:
         return _attend_slowly(layout, layer, q, offsets, addresses, last_tokens, options)
     out, lse = torch.empty(q.shape), torch.empty(q.shape[0])

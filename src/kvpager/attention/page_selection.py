@@ -17,7 +17,6 @@ from statistics import NormalDist
 import numpy as np
 from torch import Tensor
 
-from kvpager import native
 from kvpager.attention import selective_reference as reference
 from kvpager.attention.backend import LayerOptions
 from kvpager.attention.digests import Digests
@@ -84,7 +83,7 @@ def select_pages(
     num_digests = min(digests.num_covered, budget.num_pages)
     scale = head_dim**-0.5 if options.scale is None else options.scale
     spread = estimate_spread(page_size, head_dim)
-    kernels = native.module()
+    kernels = digests.kernels()
     if kernels is None:
         centres, radii = digests.values(num_digests)
         bounds, estimates = reference.scores(q.float().numpy(), centres, radii, scale, options.softcap, spread)
