@@ -14,6 +14,7 @@ from kvpager.errors import (
     MissingExtra,
     ModelError,
     OutOfBlocks,
+    PagesLost,
     RequestError,
     TierError,
     TierFull,
@@ -29,12 +30,14 @@ if TYPE_CHECKING:
     from kvpager.cache.reclaim import Watermarks
     from kvpager.cache.retention_terms import Retained, Retention, Verdict
     from kvpager.cache.sequence import Sequence
+    from kvpager.config.attend import HeavyHitters, Selective, SinksAndWindow, SnapKV
     from kvpager.config.tiers import DiskTier, HostTier, RemoteTier
     from kvpager.memory.layout import KVLayout, LayerSpec
     from kvpager.prefix.hashing import Media, Scope
 
 _HOME = {
     "DiskTier": "kvpager.config.tiers",
+    "HeavyHitters": "kvpager.config.attend",
     "HostTier": "kvpager.config.tiers",
     "KVLayout": "kvpager.memory.layout",
     "LayerSpec": "kvpager.memory.layout",
@@ -44,7 +47,10 @@ _HOME = {
     "Retained": "kvpager.cache.retention_terms",
     "Retention": "kvpager.cache.retention_terms",
     "Scope": "kvpager.prefix.hashing",
+    "Selective": "kvpager.config.attend",
     "Sequence": "kvpager.cache.sequence",
+    "SinksAndWindow": "kvpager.config.attend",
+    "SnapKV": "kvpager.config.attend",
     "Verdict": "kvpager.cache.retention_terms",
     "Watermarks": "kvpager.cache.reclaim",
     "open_cache": "kvpager.assemble",
@@ -53,6 +59,7 @@ _HOME = {
 __all__ = [
     "ConfigError",
     "DiskTier",
+    "HeavyHitters",
     "HostTier",
     "InvariantError",
     "KVLayout",
@@ -63,12 +70,16 @@ __all__ = [
     "ModelError",
     "OutOfBlocks",
     "PagedCache",
+    "PagesLost",
     "RemoteTier",
     "RequestError",
     "Retained",
     "Retention",
     "Scope",
+    "Selective",
     "Sequence",
+    "SinksAndWindow",
+    "SnapKV",
     "TierError",
     "TierFull",
     "UnsupportedModel",
