@@ -78,6 +78,16 @@ def test_as_many_slow_ones_start_as_may_keep_the_least_and_the_others_wait() -> 
     assert [admission.keeps for admission in decision.admitted] == [32, 16, 8, 4]
 
 
+def test_slow_ones_that_the_tiers_could_not_hold_together_wait_for_each_other() -> None:
+    limits = replace(LIMITS, slow=replace(SLOW, num_below=300))
+    queue = [waits(key, 2000, needs=200) for key in range(1, 4)]
+    assert len(decide(limits, [], queue, available=64).admitted) == 1
+    assert len(decide(LIMITS, [], queue, available=64).admitted) == 3
+    running = [slow(1, 600, 1000, needs=200)]
+    assert not decide(limits, running, queue[1:], available=32).admitted
+    assert decide(limits, [slow(1, 600, 1000, needs=100)], queue[1:2], available=32).admitted
+
+
 def test_who_fits_alone_but_not_beside_slow_ones_is_slow_too() -> None:
     running = [slow(1, 600, 1000)]
     (admission,) = decide(LIMITS, running, [waits(2, 500, needs=40)], available=32).admitted

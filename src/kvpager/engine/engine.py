@@ -50,6 +50,7 @@ from kvpager.prefix.hashing import Scope
 from kvpager.types import TierKind
 
 _MAX_LOSSES = 3  # of a request's pages below the device, without a token more than before
+_MAX_STILL_PASSES = 2
 _HUNG_SECONDS = 60.0  # without a token, while transfers that do not end hold the blocks that are needed
 _NO_SAMPLING = Sampling()
 _NO_SCOPE = Scope()
@@ -100,6 +101,7 @@ class Engine:
         self._generated_tokens = self._preemptions = self._steps = self._finished = 0
         self._model_seconds = self._bookkeeping_seconds = self._sampling_seconds = 0.0
         self._stuck_since: float | None = None
+        self._still_passes = 0  # one after the other in which nothing ran, and nothing was waited for
         self._slow = SlowSteps(self.cache, self.runner, perf_counter)
         if self.cache.paging.window is not None:
             self.cache.paging.window.pace = self._slow.lane
@@ -300,7 +302,7 @@ class Engine:
             if self.has_work:
                 self._rest(queue, begin)
             return []
-        self._stuck_since = None
+        self._stuck_since, self._still_passes = None, 0
         events: list[TokenEvent] = []
         begin = perf_counter()
         if work:
@@ -323,8 +325,9 @@ class Engine:
         waits_for_load = self.loading.num_loading > 0
         is_waiting = self.loading.rest()
         slow = [branch for branch in self._running.values() if branch.is_slow]
-        if slow and not is_waiting:
-            self._fail(slow[0], "the tiers below have no room for its pages that do not fit on the device")
+        self._still_passes += not is_waiting
+        if slow and self._still_passes > _MAX_STILL_PASSES:
+            self._fail(slow[-1], "the tiers below take none of its pages, and they do not fit on the device")
         elif not is_waiting or waits_for_load or self._stuck_since is None:
             self._stuck_since = now
         elif now - self._stuck_since > _HUNG_SECONDS:
@@ -406,16 +409,18 @@ class Engine:
         if not wanted or self._slow.branches:
             return
         work = [item for item in wanted if paging.can_step(item[0].running_sequence, item[1])]
+        work.sort(key=lambda item: item[0].served_at)
         if self.chunk is not None:
-            work = sorted(work, key=lambda item: item[0].served_at)[:1]  # each alone, and in turns
+            work = work[:1]  # each alone, and in turns
         while work:
             try:
                 self._slow.begin(work)
             except OutOfBlocks:
                 work = work[: len(work) // 2]  # each fits, but not all of them together
             except PagesLost as lost:
-                self._recompute(lost)
-                return
+                if self._recompute(lost):
+                    return
+                raise
             else:
                 for branch, _ in work:
                     branch.served_at = self._slow_steps
@@ -426,22 +431,20 @@ class Engine:
         self._slow_steps += 1
         self._model_seconds += done.seconds
         is_here = [b.sequence is seq for b, seq in zip(piece.branches, piece.sequences, strict=True)]
-        if isinstance(error, PagesLost):
-            self._recompute(error)
-        elif error is not None:
-            if not isinstance(error, Abandoned):
-                for branch in (b for b, here in zip(piece.branches, is_here, strict=True) if here):
-                    self._fail(branch, f"the model failed: {error}")
-                raise error
-        else:
+        if error is None:
             assert done.logits is not None
             rows = [row for row, at in enumerate(piece.due) if is_here[at]]
             due = [piece.branches[piece.due[row]] for row in rows]
             return self._take_all(due, self._sample(due, done.logits[rows]))
-        return []
+        if isinstance(error, Abandoned) or (isinstance(error, PagesLost) and self._recompute(error)):
+            return []
+        for branch in (each for each, here in zip(piece.branches, is_here, strict=True) if here):
+            self._fail(branch, f"the model failed: {error}")
+        raise error
 
-    def _recompute(self, lost: PagesLost) -> None:
-        """Whose pages are lost starts again, with what can still be found of them; not without end."""
+    def _recompute(self, lost: PagesLost) -> bool:
+        """Whose pages are lost starts again, with what can still be found of them; not without end. Whether they were
+        anybody's."""
         sequences = self.cache.paging.lose(lost)
         for branch in [branch for branch in self._running.values() if branch.sequence in sequences]:
             length = branch.running_sequence.length
@@ -451,6 +454,7 @@ class Engine:
                 self._preempt(branch)
             else:
                 self._fail(branch, f"its pages below the device were lost {branch.losses} times: {lost.cause}")
+        return bool(sequences)
 
     def _sample(self, branches: list[Branch], logits: Tensor) -> list[tuple[Branch, SampledToken | SamplingFailure]]:
         """The next token of each branch, and of those that will be forked from it; ``logits`` [branches, vocab]."""

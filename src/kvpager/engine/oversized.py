@@ -32,15 +32,16 @@ class Oversized:
         if why_not := cache.paging.why_not():
             return cls(None, fits, why_not)
         layout, num_blocks = cache.layout, cache.pool.num_blocks
-        tokens = options.max_batch_tokens
+        tokens, slots = options.max_batch_tokens, _num_slots(cache.paging)
         slow = SlowLimits(
             num_blocks=num_blocks,
             share=options.resident_share,
             least=layout.num_groups * (layout.num_pages(chunk or 1) + STANDING_PAGES),
             max_tokens=tokens,
             max_tokens_beside=min(tokens, chunk or tokens),
+            num_below=slots,
         )
-        keeps, slots = slow_share(slow, layout.num_groups, kept=0), _num_slots(cache.paging)
+        keeps = slow_share(slow, layout.num_groups, kept=0)
         longest = tokens_that_fit(layout, keeps + slots, context)
         why_not = _too_little(slow, keeps)
         if why_not or longest <= fits:

@@ -49,15 +49,17 @@ class Limits:
 
 @dataclass(frozen=True, slots=True)
 class SlowLimits:
-    """``num_blocks``: of the pool. ``share``: what a slow branch may keep of what those before it have left. ``least``:
-    blocks without which none can be computed. ``max_tokens`` of one step of the second lane, and ``max_tokens_beside``
-    where ordinary branches run: the lane can't be interrupted in the middle of a matrix product."""
+    """``num_blocks``: of the pool; ``num_below``: that the tiers below hold. ``share``: what a slow branch may keep of
+    what those before it have left. ``least``: blocks without which none can be computed. ``max_tokens`` of one step of
+    the second lane, and ``max_tokens_beside`` where ordinary branches run: the lane can't be interrupted in the middle
+    of a matrix product."""
 
     num_blocks: int
     share: float
     least: int
     max_tokens: int
     max_tokens_beside: int
+    num_below: int = 1 << 62
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +70,8 @@ class Running:
     and not published: the last of its owners to write it needs no copy. ``width``: running branches it counts for,
     itself and those that will be forked from it. ``freeable``: asks how many blocks would become available if it
     stopped too, after the branches with these keys. ``keeps``: blocks it has at most, however long it gets, and
-    ``held``: those it has now; None: as many as its tokens need.
+    ``held``: those it has now; None: as many as its tokens need. ``needs``: blocks that it may come to need, wherever
+    they lie.
     """
 
     key: int
@@ -83,6 +86,7 @@ class Running:
     width: int = 1
     keeps: int | None = None
     held: int = 0
+    needs: int = 0
     is_slow: bool = False
     is_busy: bool = False
 
@@ -202,6 +206,11 @@ def needed_soon(layout: KVLayout, branch: Running) -> int:
 def num_kept(running: Iterable[Running]) -> int:
     """Blocks that the slow ones of these may keep together."""
     return sum(branch.width * (branch.keeps or 0) for branch in running if branch.is_slow)
+
+
+def num_below(running: Iterable[Running]) -> int:
+    """Blocks that the slow ones of these may come to need below the device."""
+    return sum(branch.width * max(0, branch.needs - (branch.keeps or 0)) for branch in running if branch.is_slow)
 
 
 def slow_share(slow: SlowLimits, num_groups: int, kept: int, width: int = 1) -> int:
@@ -358,7 +367,7 @@ class _Pass:
         admitted: list[Admission] = []
         lane = self._ordinary
         running = sum(branch.width for branch in self._running)
-        kept = num_kept(self._running)
+        kept, below = num_kept(self._running), num_below(self._running)
         for branch in waiting:
             if lane.tokens < 1 or (running and running + branch.width > self._limits.max_running):
                 break
@@ -367,10 +376,10 @@ class _Pass:
             slow = self._limits.slow
             if slow is not None and branch.needs > slow.num_blocks - kept:
                 keeps = slow_share(slow, self._layout.num_groups, kept, branch.width)
-                taken = branch.width * keeps
-                if keeps < slow.least or taken > room:
+                taken, more = branch.width * keeps, branch.width * (branch.needs - keeps)
+                if keeps < slow.least or taken > room or (kept and below + more > slow.num_below):
                     break
-                kept += taken
+                kept, below = kept + taken, below + more
                 admitted.append(Admission(branch.key, None, keeps))
             else:
                 cost = branch.cost()

@@ -70,6 +70,7 @@ class SchedulerView:
                 width=1 + len(branch.forks_to_come()),
                 keeps=branch.keeps,
                 held=0 if branch.keeps is None else num_held(seq),
+                needs=self.needs(branch.request) if branch.is_slow else 0,
                 is_slow=branch.is_slow,
                 is_busy=branch.is_slow and branch in busy,
             )

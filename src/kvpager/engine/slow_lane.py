@@ -16,6 +16,7 @@ it waits for I/O, when its work is done, or at the first ``breathe`` that may be
 The thread is started with the first work, so an engine that never needs it has none.
 """
 
+import atexit
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from enum import Enum
@@ -75,6 +76,7 @@ class SlowLane:
         if self._thread is None:
             self._thread = Thread(target=self._loop, name="kvpager-slow-lane", daemon=True)
             self._thread.start()
+            atexit.register(self.close)  # an engine that nobody closed must not end in the middle of a computation
         with self._condition:
             self._work, self._is_abandoned, self.longest_piece = work, False, 0.0
             self._state = LaneState.READY
@@ -128,6 +130,7 @@ class SlowLane:
         if self._thread is not None:
             self._thread.join()
             self._thread = None
+            atexit.unregister(self.close)
 
     def _hand_over(self, end: float) -> None:
         """Gives the baton to the lane and waits until it is back, whatever interrupts the wait."""
