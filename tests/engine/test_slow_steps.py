@@ -160,3 +160,31 @@ def test_choices_of_a_slow_request_are_forked(engine: Engine) -> None:
     run(engine, [request])
     assert [list(done.token_ids) for done in request.completions()] == [ref(prompt, NEW)] * 3
     assert all(done.is_oversized for done in request.completions())
+
+
+def test_prompts_are_computed_in_growing_pieces_alone_and_in_small_ones_beside_others(engine: Engine) -> None:
+    believing(engine, num_blocks=20)
+    engine.limits = replace(engine.limits, slow=replace(engine.limits.slow, max_tokens=512, share=1.0))  # type: ignore[type-var]
+    slow_steps_of = engine._slow
+    slow_steps_of.tokens_alone = slow_steps_of.tokens_beside = 16
+    counts: list[int] = []
+
+    def begin(original: Callable[..., None], work: Any) -> None:
+        counts.append(sum(count for _, count in work))
+        original(work)
+
+    prompt, other = sharp_prompt(random.Random(6), 400, NEW), sharp_prompt(random.Random(7), 12, 24)
+    with wrapped(slow_steps_of, "begin", begin), held_in_the_middle(engine):
+        slow = engine.submit(prompt, Sampling(max_tokens=NEW))
+        while len(counts) < 4:
+            engine.step()
+        assert counts == [16, 32, 64, 128]
+        length = slow.branches[0].running_sequence.length
+        ordinary = engine.submit(other, Sampling(max_tokens=24))
+        while len(counts) < 5:
+            engine.step()
+        assert counts[-1] <= 16 * 2  # what was begun alone was given up
+        assert slow.branches[0].running_sequence.length == length
+        run(engine, [slow, ordinary])
+    assert list(slow.completions()[0].token_ids) == ref(prompt, NEW)
+    assert list(ordinary.completions()[0].token_ids) == ref(other, 24)

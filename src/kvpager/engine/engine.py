@@ -316,8 +316,9 @@ class Engine:
         waiting = self._view.waiting(queue, self.loading.turn, num_kept(running))
         limits = self.limits
         if limits.slow is not None and self.chunk is None:
-            beside = min(limits.slow.max_tokens, self._slow.tokens_beside)
-            limits = replace(limits, slow=replace(limits.slow, max_tokens_beside=beside))
+            most = limits.slow.max_tokens
+            alone, beside = min(most, self._slow.tokens_alone), min(most, self._slow.tokens_beside)
+            limits = replace(limits, slow=replace(limits.slow, max_tokens=alone, max_tokens_beside=beside))
         return decide(limits, running, waiting, self.cache.num_available, self.loading.reserved)
 
     def _rest(self, queue: list[Branch], now: float) -> None:

@@ -6,6 +6,8 @@ does, the lane has all the time, but for a look at the queue now and then.
 
 The lane breathes between matrix products and between segments of attention, so how long a turn is at least follows from
 the tokens that a step computes: prompts beside others are cut so that no piece of work takes long next to their step.
+While nobody else computes, each step of a prompt takes twice as many tokens as the one before, since every step reads
+all pages below; the last of them is given up when others come, and computed again in smaller ones.
 Knows no scheduler; chooses no tokens.
 """
 
@@ -27,6 +29,7 @@ from kvpager.engine.slow_lane import LaneState, SlowLane
 TURN_SHARE = 0.3  # of the ordinary step before it
 FEWEST_TOKENS, MOST_TOKENS = 64, 512  # of a prompt, in a step beside others
 _FIRST_TOKENS = 128
+_LARGEST_STEP = 1 << 20  # tokens
 _PIECE_SHARES = 0.1, 0.3  # of an ordinary step: pieces below may be twice as long, above they should be half
 ALONE_SECONDS = 0.05  # between two looks at the queue
 
@@ -53,7 +56,7 @@ class SlowSteps:
         self._seconds = 0.0
         self._credit = 0.0
         self._others = 0.0  # the shortest ordinary step beside the one that is under way; 0 where there was none
-        self.tokens_beside = _FIRST_TOKENS
+        self.tokens_beside = self.tokens_alone = _FIRST_TOKENS
 
     @property
     def branches(self) -> tuple[Branch, ...]:
@@ -75,6 +78,9 @@ class SlowSteps:
         where there is none to be computed."""
         if self._open is None:
             return None
+        if others is not None and self._is_large():
+            self.tokens_alone = self.tokens_beside
+            return self.abandon()
         if others is None:
             self._credit = 0.0
             self._seconds += self.lane.turn(ALONE_SECONDS, patient=True)
@@ -105,6 +111,9 @@ class SlowSteps:
         (piece, step), self._open = self._open, None
         if piece.num_prefill and self._others:
             self._adapt(self.lane.longest_piece / self._others)
+            self.tokens_alone = self.tokens_beside
+        elif piece.num_prefill:
+            self.tokens_alone = min(_LARGEST_STEP, self.tokens_alone * 2)
         logits, error = None, None
         try:
             with step:
@@ -112,6 +121,10 @@ class SlowSteps:
         except BaseException as raised:
             error = raised
         return SlowStep(piece, logits, error, self._seconds)
+
+    def _is_large(self) -> bool:
+        """Whether the step that is under way was meant to be alone, and would keep others waiting."""
+        return self._open is not None and not self._others and self._open[0].num_prefill > self.tokens_beside
 
     def _adapt(self, share: float) -> None:
         """``share``: of an ordinary step, that the longest piece of a step took."""
