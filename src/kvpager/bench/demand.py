@@ -14,7 +14,7 @@ from kvpager.bench import demand_exact, demand_faults, demand_selective, demand_
 from kvpager.bench.demand_scale import FULL, QUICK, DemandScale
 from kvpager.bench.limits import native_module
 from kvpager.bench.report import Result, report
-from kvpager.errors import ConfigError
+from kvpager.errors import ConfigError, ModelError
 
 Part = Callable[[DemandScale, Path], list[Result]]
 
@@ -48,6 +48,20 @@ def _disk(scale: DemandScale, folder: Path) -> list[Result]:
     return demand_exact.disk(scale, folder)
 
 
+def _needle(scale: DemandScale, folder: Path) -> list[Result]:
+    """Nothing where what the model needs is not installed, or it was not fetched."""
+    try:
+        from kvpager.bench import needle
+
+        return [needle.selective_needle_recall(quick=scale == QUICK)]
+    except ModuleNotFoundError as error:
+        if error.name not in ("transformers", "safetensors"):
+            raise
+    except ModelError as error:
+        print(f"selective_needle_recall is left out: {error}", file=sys.stderr)
+    return []
+
+
 def _neighbours(scale: DemandScale, folder: Path) -> list[Result]:
     """Nothing where what a model needs to run is not installed."""
     try:
@@ -64,6 +78,7 @@ PARTS: dict[str, Part] = {
     "exact_disk": _disk,
     "selective_resident": demand_selective.resident,
     "selective_disk": demand_selective.disk,
+    "needle": _needle,
     "page_table": demand_table.page_table,
     "faults": demand_faults.faults,
     "neighbours": _neighbours,
