@@ -29,6 +29,7 @@ _PAGE_SIZE = 16
 _PROMPT_TOKENS = 64
 _VOCABULARY = 4096
 _PHASES = ("alone", "prefill", "decode")
+_LONGER = 4  # than the oversized prompt that is computed once: this one is left when a phase ends
 _MANY_TOKENS = 1 << 12  # more than the oversized request can make in a phase
 
 
@@ -94,7 +95,7 @@ class _Runs:
 
     def run(self, phase: str) -> None:
         oversized = None if phase == "alone" else self._oversized(phase)
-        before = self.engine.statistics().faults.bytes
+        before = 0 if oversized is None else oversized.branches[0].faults.bytes
         scope = Scope(salt=str(self._draw.random()))  # nothing of an earlier phase is found
         sampling = Sampling(max_tokens=self._scale.neighbour_tokens, ignore_eos=True)
         requests = [self.engine.submit(prompt, sampling, scope=scope) for prompt in self._prompts]
@@ -104,14 +105,16 @@ class _Runs:
             raise InvariantError(f"beside a request that does not fit ({phase}) others gave other tokens")
         self._outputs = outputs
         if oversized is not None:
-            if oversized.is_finished or self.engine.statistics().faults.bytes == before:
+            if oversized.is_finished or oversized.branches[0].faults.bytes == before:
                 raise InvariantError(f"the oversized request did not fault ({phase}); it was not timed")
             self.engine.cancel(oversized.id)
 
     def _oversized(self, phase: str) -> Request:
-        known = self._known if phase == "decode" else self._tokens(self._scale.oversized_prompt)
-        request = self.engine.submit(known, Sampling(max_tokens=_MANY_TOKENS, ignore_eos=True))
-        while phase == "decode" and not request.branches[0].output:
+        """A request that faults from now on: in its prompt, of which most is still to be computed, or decoding."""
+        prompt = self._known if phase == "decode" else self._tokens(_LONGER * self._scale.oversized_prompt)
+        request = self.engine.submit(prompt, Sampling(max_tokens=_MANY_TOKENS, ignore_eos=True))
+        [branch] = request.branches
+        while not (branch.output if phase == "decode" else branch.faults.bytes):
             self.engine.step()
         return request
 
