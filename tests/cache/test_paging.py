@@ -219,3 +219,29 @@ def test_a_step_that_has_nothing_to_wait_for_is_refused_instead() -> None:
         with pytest.raises(OutOfBlocks):
             step_when_it_can(stamp, seq)
         assert verify(stamp, seq) == 14
+
+
+def test_a_page_that_is_published_after_it_went_down_under_a_private_key_is_not_kept_twice() -> None:
+    with over_host(num_blocks=16) as stamp:
+        cache, tier = stamp.cache, host_of(stamp.cache)
+        seq = open_limited(stamp, T(1, 40), limit=4, chunk=4)
+        seq.truncate(24)
+        assert cache.rows.published[seq.row] == 1  # page 0 is the last on the device
+        page = np.array([4])
+        cache.paging.page_in(seq, 0, page)
+        assert not cache.paging._below.departures.clean_or_written(seq, 0, page)
+        cache.lower.settle(10)
+        private = seq.away[0].copies[4].page.key
+        assert tier.contains(private)
+        seq.resident_limit = None
+        seq.append(T(25, 40))
+        advance(stamp, seq)
+        assert cache.rows.published[seq.row] == 10
+        cache.check()
+        cache.lower.settle(10)
+        assert cache.paging.page_out(seq, 0, page) == 1
+        cache.tick()
+        assert not tier.contains(private)
+        assert verify(stamp, seq) == 10
+        seq.free()
+        cache.check()

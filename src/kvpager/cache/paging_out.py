@@ -92,12 +92,14 @@ class Departures:
 
     def move_out(self, seq: Sequence, group: int, clean: Mapping[int, PageCopy], at_most: int) -> int:
         """The first of the ``clean`` pages whose copies can be held."""
-        table = seq.tables[group]
-        away_of(self._cache, seq)
+        table, away = seq.tables[group], away_of(self._cache, seq)[group]
         held = islice((page for page, copy in clean.items() if self._copies.use(copy)), at_most)
         copies = {page: clean[page] for page in sorted(held)}
         out = np.fromiter(copies, np.int64, len(copies))
         blocks = table.snapshot()[out]
+        for page in copies.keys() & away.copies.keys():
+            if away.copies[page] is not copies[page]:  # it had a private key before it was published
+                self._copies.disown(away.copies[page])
         self.lay_below(seq, group, copies)
         self._give_back(blocks)
         self._counts.out += len(out)
