@@ -33,6 +33,8 @@ DType float_dtype(const char* argument, const std::string& name) {
 }
 
 void page_masses(const MassCall& call, float* out) {
+  std::fill_n(out, call.kv_heads * call.num_pages, 0.0f);
+  if (!call.num_pages || !call.num_queries) return;
   const MassKernels& kernels = KV_SELECT(mass_kernels);
   const int64_t stride = call.page_stride(), rows = call.rows(), floats = kernels.query_floats(call);
   const int64_t page_bytes = int64_t{1} * call.page_size * call.head_dim * item_bytes(call.dtype);

@@ -159,6 +159,7 @@ def test_mass_is_shared_out_among_the_pages_given_only(isa: str) -> None:
     case = Case(KVLayout(1, 2, 16, "float32", 4), 100, 3, 4)
     check(case, LayerOptions(), np.array([0, 3, 4, 11, 24]))
     assert case.found(0, np.empty(0, np.int64), case.q, LayerOptions()).shape == (2, 0)
+    assert not case.found(0, np.array([0, 3]), case.q[:0], LayerOptions()).any()
 
 
 def test_what_no_query_sees_has_no_mass(isa: str) -> None:
