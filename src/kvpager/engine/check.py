@@ -26,6 +26,8 @@ def check_engine(engine: "Engine") -> None:
                 raise InvariantError(f"branch {branch.key} and its sequence know different tokens")
             if engine._requests.get(branch.request.id) is not branch.request:
                 raise InvariantError(f"branch {branch.key} is queued, but its request is gone")
+            if branch.is_slow and (state is not BranchState.RUNNING or branch.keeps is None):
+                raise InvariantError(f"branch {branch.key} is slow, but keeps no number of blocks")
     if len(engine._running) != engine.cache.statistics().sequences:
         raise InvariantError("a sequence has no running branch")
     live = sum(each.state is not BranchState.FINISHED for r in engine._requests.values() for each in r.branches)
