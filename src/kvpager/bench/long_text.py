@@ -11,7 +11,7 @@ CHARACTERS = 6  # more than a token of this text has
 
 
 def long_text(num_characters: int) -> str:
-    """At least so many characters, from the longest chapters on. Raises ConfigError where Python came without them."""
+    """The first so many characters, from the longest chapters on. Raises ConfigError where Python came without them."""
     try:
         from pydoc_data.topics import topics
     except ImportError:
@@ -20,7 +20,7 @@ def long_text(num_characters: int) -> str:
     for chapter in _longest_first(topics):
         text += chapter
         if len(text) >= num_characters:
-            return text
+            return text[:num_characters]
     raise ConfigError(f"the language reference has {len(text)} characters, fewer than {num_characters}")
 
 

@@ -95,5 +95,5 @@ def selective_needle_recall(quick: bool = False) -> Result:
 
 def encode(tokenizer: Any, text: str) -> list[int]:
     """Token ids, no special ones."""
-    ids: list[int] = tokenizer(text, add_special_tokens=False)["input_ids"]
+    ids: list[int] = tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"]
     return ids
