@@ -207,3 +207,14 @@ def test_what_was_dropped_can_be_had_by_others_though_pages_behind_it_are_in_use
         seq.free()
         other.free()
         assert stamp.cache._reclaimer.make_free(12)
+
+
+def test_what_is_computed_after_a_cut_is_not_found_either_once_pages_are_gone() -> None:
+    with opened(num_blocks=32) as stamp:
+        seq = prefill(stamp, T(1, 24))
+        drop(stamp, seq, 0)
+        seq.truncate(8)
+        assert seq.exact_until == 8
+        seq.append(T(50, 70))
+        advance(stamp, seq)
+        assert stamp.cache.lookup([*T(1, 8), *T(50, 70)]).num_tokens == 8

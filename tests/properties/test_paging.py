@@ -1,6 +1,7 @@
 """Pages of running sequences go down, come back, get lost and are given back in any order, and no byte is wrong."""
 
 from collections import Counter
+from collections.abc import Iterable
 
 import pytest
 
@@ -11,8 +12,10 @@ EXPECTED = {
     "non resident prefix", "out", "out of blocks", "step below", "truncated",
 }  # fmt: skip
 
+ONCE_WRONG = (3011, 3060)  # seeds
 
-def run(seeds: range) -> Counter[str]:
+
+def run(seeds: Iterable[int]) -> Counter[str]:
     happened: Counter[str] = Counter()
     for seed in seeds:
         world = PagedWorld(seed)
@@ -26,7 +29,7 @@ def run(seeds: range) -> Counter[str]:
 
 @pytest.mark.slow
 def test_no_order_of_operations_contradicts_the_model() -> None:
-    happened = run(range(24))
+    happened = run([*range(24), *ONCE_WRONG])
     missed = EXPECTED.difference(+happened)
     assert not missed
 

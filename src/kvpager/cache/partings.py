@@ -148,6 +148,8 @@ class Partings:
             if copy is not None and not away.lies_below(page):
                 del away.copies[page]
                 self.let_go(seq, [(copy, False)])
+        if seq.exact_until is not None:  # what comes now may see less than what was cut off did
+            self.approximate_from(seq, length)
         if seq.attention is not None:
             seq.attention.cut(length)
 

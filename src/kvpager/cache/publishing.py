@@ -25,6 +25,8 @@ def publish(cache: "PagedCache", sequences: List[Sequence], pages: List[int]) ->
         assert node is not None
         snapshots = [table.snapshot() for table in seq.tables]
         for page, label in enumerate(page_labels(tokens, seq.scope, first, stop, page_size), first):
+            if seq.away is not None:  # it may do without the page before, which somebody else has left here
+                cache.evictable.got_child(node)
             node = index.open_child(node, label)
             for group, snapshot in enumerate(snapshots):
                 block = int(snapshot[page])
