@@ -144,14 +144,16 @@ class Paging:
         cache, free = self._cache, 0
         self.collect()
         if seq.resident_limit is not None and not cache.rows.open_steps[seq.row]:
-            if self._bring_begun_page(seq) and not self._is_begun_page_lost(seq):
+            try:
+                is_coming = self._bring_begun_page(seq)
+            except OutOfBlocks:
+                return False
+            if is_coming and not self._is_begun_page_lost(seq):
                 return False
             for group in range(cache.layout.num_groups):
                 surplus = self._surplus(seq, group, count)
                 if surplus > 0 and len(self._below.departures.ready(seq, group, surplus)) < surplus:
-                    return (
-                        not self._below.lower.migration.num_demotions
-                    )  # nothing to wait for: let it say what is wrong
+                    return not self._below.lower.migration.num_open  # nothing to wait for: let it say what is wrong
                 free += max(0, surplus)
         new = self._new_pages(seq, count) * cache.layout.num_groups
         return new <= cache.num_available + free

@@ -325,10 +325,9 @@ class Engine:
         """Nothing can run. Transfers are waited for, but not without end: who needs the blocks they hold then fails."""
         waits_for_load = self.loading.num_loading > 0
         is_waiting = self.loading.rest()
-        slow = [branch for branch in self._running.values() if branch.is_slow]
         self._still_passes += not is_waiting
-        if slow and self._still_passes > _MAX_STILL_PASSES:
-            self._fail(slow[-1], "the tiers below take none of its pages, and they do not fit on the device")
+        if self._still_passes > _MAX_STILL_PASSES and any(branch.is_slow for branch in self._running.values()):
+            self._give_way()
         elif not is_waiting or waits_for_load or self._stuck_since is None:
             self._stuck_since = now
         elif now - self._stuck_since > _HUNG_SECONDS:
@@ -365,6 +364,7 @@ class Engine:
         seq.free()
         branch.earlier_faults = branch.faults
         branch.sequence, branch.keeps, branch.is_slow = None, None, False
+        branch.stuck_since, branch.refusals = None, 0
         branch.preemptions += 1
         self._preemptions += 1
         del self._running[branch.key]
@@ -409,15 +409,19 @@ class Engine:
         paging = self.cache.paging
         if not wanted or self._slow.branches:
             return
-        work = [item for item in wanted if paging.can_step(item[0].running_sequence, item[1])]
-        work.sort(key=lambda item: item[0].served_at)
-        if self.chunk is not None:
-            work = work[:1]  # each alone, and in turns
-        while work:
+        ready = [item for item in wanted if paging.can_step(item[0].running_sequence, item[1])]
+        ready.sort(key=lambda item: item[0].served_at)
+        waiting = [branch for branch, _ in wanted if not any(branch is each for each, _ in ready)]
+        refused: list[Branch] = []
+        size = len(ready) if self.chunk is None else 1  # each alone, and in turns
+        while ready:
+            work = ready[:size]
             try:
                 self._slow.begin(work)
             except OutOfBlocks:
-                work = work[: len(work) // 2]  # each fits, but not all of them together
+                size = max(1, len(work) // 2)  # perhaps each fits, but not all of them together
+                if len(work) == 1:
+                    refused.append(ready.pop(0)[0])
             except PagesLost as lost:
                 if self._recompute(lost):
                     return
@@ -425,7 +429,50 @@ class Engine:
             else:
                 for branch, _ in work:
                     branch.served_at = self._slow_steps
-                return
+                break
+        for branch, _ in ready:
+            branch.stuck_since, branch.refusals = None, 0
+        self._note_stuck(waiting, refused)
+
+    def _note_stuck(self, waiting: list[Branch], refused: list[Branch]) -> None:
+        """Slow branches that can't begin a step wait for transfers, or for others that go on and end; not without
+        end. Those ``refused`` have no transfer to wait for."""
+        now, is_still = perf_counter(), not self._slow.branches
+        for branch in waiting + refused:
+            branch.stuck_since = now if branch.stuck_since is None else branch.stuck_since
+            branch.refusals = branch.refusals + 1 if is_still and branch in refused else 0
+        stuck = [(branch.refusals, branch.stuck_since or now) for branch in waiting + refused]
+        if any(refusals > _MAX_STILL_PASSES or now - since > _HUNG_SECONDS for refusals, since in stuck):
+            self._give_way()
+
+    def _give_way(self) -> None:
+        """Slow branches are stuck: the least important one makes room below for the others, and waits until it can be
+        alone there. Who is alone and stuck fails."""
+        slow = [branch for branch in self._running.values() if branch.is_slow and branch not in self._slow.branches]
+        slow.sort(key=lambda branch: (-branch.rank, branch.key))
+        last = slow[-1]
+        if len(slow) > 1 or self._slow.branches:
+            last.is_alone = True
+            self._preempt(last)
+        else:
+            self._fail(last, self._why_stuck(last))
+        for branch in slow:
+            branch.stuck_since, branch.refusals = None, 0
+        self._stuck_since, self._still_passes = None, 0
+
+    def _why_stuck(self, branch: Branch) -> str:
+        paging = self.cache.paging
+        assert paging.copies is not None
+        below, needs = paging.num_non_resident(branch.running_sequence), self._view.needs(branch.request)
+        tiers = ", ".join(
+            f"{tier.name} has {usage.free} of {usage.blocks} blocks free, {usage.used} in use"
+            for tier in paging.copies.tiers
+            for usage in [tier.usage()]
+        )
+        what = "the tiers below take none of its pages, and they do not fit on the device"
+        if not branch.refusals:
+            what = f"a lower tier does not answer: its pages were not moved in {_HUNG_SECONDS:.0f} s"
+        return f"{what}: it may need {needs} blocks, keeps {branch.keeps} on the device and has {below} below ({tiers})"
 
     def _end_slow_step(self, done: SlowStep) -> list[TokenEvent]:
         piece, error = done.piece, done.error

@@ -135,6 +135,9 @@ class Branch:
     earlier_faults: Faults = NO_FAULTS  # of sequences that it has had
     losses: int = 0  # of its pages below the device, one after the other without a token more than before
     furthest: int = 0  # tokens that were computed at the last of them
+    stuck_since: float | None = None  # when it first could not begin a step of the second lane that was its turn
+    refusals: int = 0  # of such steps, one after the other, with nothing to wait for
+    is_alone: bool = False  # it had to make room below for others: in the second lane, no more beside any
     finish_reason: FinishReason | None = None
     stop: StopReason = StopReason.UNKNOWN
     retained: tuple[Retained, ...] = ()  # the answers, once it let go of its pages

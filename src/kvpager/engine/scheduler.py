@@ -114,7 +114,7 @@ class AdmissionCost:
 @dataclass(frozen=True, slots=True)
 class Waiting:
     """A waiting branch that would start ``width`` running ones. ``cost`` looks its tokens up. ``needs``: blocks that
-    each of them may come to need. ``keeps``: as of Running."""
+    each of them may come to need. ``keeps``: as of Running. ``is_alone``: it becomes slow only where nobody else is."""
 
     key: int
     rank: int
@@ -125,6 +125,7 @@ class Waiting:
     cost: Callable[[], AdmissionCost]
     needs: int = 0
     keeps: int | None = None
+    is_alone: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -377,7 +378,8 @@ class _Pass:
             if slow is not None and branch.needs > slow.num_blocks - kept:
                 keeps = slow_share(slow, self._layout.num_groups, kept, branch.width)
                 taken, more = branch.width * keeps, branch.width * (branch.needs - keeps)
-                if keeps < slow.least or taken > room or (kept and below + more > slow.num_below):
+                has_no_room = branch.is_alone or below + more > slow.num_below
+                if keeps < slow.least or taken > room or (kept and has_no_room):
                     break
                 kept, below = kept + taken, below + more
                 admitted.append(Admission(branch.key, None, keeps))

@@ -70,7 +70,7 @@ class SchedulerView:
                 width=1 + len(branch.forks_to_come()),
                 keeps=branch.keeps,
                 held=0 if branch.keeps is None else num_held(seq),
-                needs=self.needs(branch.request) if branch.is_slow else 0,
+                needs=self._taken(branch) if branch.is_slow else 0,
                 is_slow=branch.is_slow,
                 is_busy=branch.is_slow and branch in busy,
             )
@@ -99,6 +99,7 @@ class SchedulerView:
                 cost=partial(self.admission_cost, branch),
                 needs=self.needs(branch.request),
                 keeps=self.keeps(branch.request),
+                is_alone=branch.is_alone,
             )
 
     def keeps(self, request: "Request") -> int | None:
@@ -110,6 +111,11 @@ class SchedulerView:
         return blocks_of_request(
             self._limits, len(request.prompt), request.sampling.max_tokens, request.limit, most_kept(request.attend)
         )
+
+    def _taken(self, branch: "Branch") -> int:
+        """Blocks that count as needed by a running slow branch: all there are, where nobody may be beside it."""
+        slow = self._limits.slow
+        return slow.num_blocks + slow.num_below if slow and branch.is_alone else self.needs(branch.request)
 
     def will_be_slow(self, branch: "Branch", kept: int) -> bool:
         """Whether a waiting branch would be computed in the second lane, where others may keep so many blocks. Pages of
