@@ -7,7 +7,7 @@
 The engine carries out what engine/scheduler.py decides of what engine/scheduler_view.py shows, once engine/loading.py
 has brought up what lower tiers have. It owns the cache, and every call must come from one thread (``cancel`` and
 ``submit`` too). Between two calls of ``step`` no step is open but that of the second lane, where requests are computed
-whose pages do not fit on the device (engine/slow_steps.py); so all books agree and can be checked.
+whose pages do not fit on the device (engine/slow_turns.py); so all books agree and can be checked.
 """
 
 from array import array
@@ -44,14 +44,12 @@ from kvpager.engine.scheduler_view import SchedulerView, queue_order
 from kvpager.engine.setup import build
 from kvpager.engine.slow_lane import Abandoned
 from kvpager.engine.slow_steps import SlowStep, SlowSteps
+from kvpager.engine.slow_turns import HUNG_SECONDS, MAX_STILL_PASSES, SlowTurns
 from kvpager.engine.statistics import EngineStatistics
-from kvpager.errors import ConfigError, OutOfBlocks, PagesLost, RequestError
+from kvpager.errors import ConfigError, PagesLost, RequestError
 from kvpager.prefix.hashing import Scope
 from kvpager.types import TierKind
 
-_MAX_LOSSES = 3  # of a request's pages below the device, without a token more than before
-_MAX_STILL_PASSES = 2
-_HUNG_SECONDS = 60.0  # without a token, while transfers that do not end hold the blocks that are needed
 _NO_SAMPLING = Sampling()
 _NO_SCOPE = Scope()
 
@@ -105,7 +103,10 @@ class Engine:
         self._slow = SlowSteps(self.cache, self.runner, perf_counter)
         if self.cache.paging.window is not None:
             self.cache.paging.window.pace = self._slow.lane
-        self._slow_steps, self._faults = 0, NO_FAULTS
+        self._slow_turns = SlowTurns(
+            self.cache, self._slow, self._view, self.chunk, self._running, self._preempt, self._fail, perf_counter
+        )
+        self._faults = NO_FAULTS
         self._is_open, self._is_stepping = True, False
         self._cancelled_meanwhile: list[int] = []
         self._resources = ExitStack()
@@ -295,7 +296,8 @@ class Engine:
             self._admit(self._waiting[admission.key], admission)
         for branch in self._waiting.values():
             branch.waited += 1
-        self._begin_slow_step([(self._running[key], count) for key, count in decision.slow.items()])
+        if self._slow_turns.begin([(self._running[key], count) for key, count in decision.slow.items()]):
+            self._stuck_since, self._still_passes = None, 0
         self._bookkeeping_seconds += perf_counter() - begin
         work = [(self._running[key], count) for key, count in decision.work.items()]
         if not (work or decision.admitted or self._slow.branches):
@@ -326,11 +328,12 @@ class Engine:
         waits_for_load = self.loading.num_loading > 0
         is_waiting = self.loading.rest()
         self._still_passes += not is_waiting
-        if self._still_passes > _MAX_STILL_PASSES and any(branch.is_slow for branch in self._running.values()):
-            self._give_way()
+        if self._still_passes > MAX_STILL_PASSES and any(branch.is_slow for branch in self._running.values()):
+            self._slow_turns.give_way()
+            self._stuck_since, self._still_passes = None, 0
         elif not is_waiting or waits_for_load or self._stuck_since is None:
             self._stuck_since = now
-        elif now - self._stuck_since > _HUNG_SECONDS:
+        elif now - self._stuck_since > HUNG_SECONDS:
             running = sorted(self._running.values(), key=lambda branch: (-branch.rank, branch.key))
             self._fail((running or queue)[0], "a lower tier does not answer and holds the blocks that it needs")
 
@@ -404,79 +407,9 @@ class Engine:
 
     # -- the second lane ----------------------------------------------------------------------------------------
 
-    def _begin_slow_step(self, wanted: list[tuple[Branch, int]]) -> None:
-        """Opens the next step of slow branches, if none is under way, with those that need not wait for a write."""
-        paging = self.cache.paging
-        if not wanted or self._slow.branches:
-            return
-        ready = [item for item in wanted if paging.can_step(item[0].running_sequence, item[1])]
-        ready.sort(key=lambda item: item[0].served_at)
-        waiting = [branch for branch, _ in wanted if not any(branch is each for each, _ in ready)]
-        refused: list[Branch] = []
-        size = len(ready) if self.chunk is None else 1  # each alone, and in turns
-        while ready:
-            work = ready[:size]
-            try:
-                self._slow.begin(work)
-            except OutOfBlocks:
-                size = max(1, len(work) // 2)  # perhaps each fits, but not all of them together
-                if len(work) == 1:
-                    refused.append(ready.pop(0)[0])
-            except PagesLost as lost:
-                if self._recompute(lost):
-                    return
-                raise
-            else:
-                for branch, _ in work:
-                    branch.served_at = self._slow_steps
-                break
-        for branch, _ in ready:
-            branch.stuck_since, branch.refusals = None, 0
-        self._note_stuck(waiting, refused)
-
-    def _note_stuck(self, waiting: list[Branch], refused: list[Branch]) -> None:
-        """Slow branches that can't begin a step wait for transfers, or for others that go on and end; not without
-        end. Those ``refused`` have no transfer to wait for."""
-        now, is_still = perf_counter(), not self._slow.branches
-        for branch in waiting + refused:
-            branch.stuck_since = now if branch.stuck_since is None else branch.stuck_since
-            branch.refusals = branch.refusals + 1 if is_still and branch in refused else 0
-        stuck = [(branch.refusals, branch.stuck_since or now) for branch in waiting + refused]
-        if any(refusals > _MAX_STILL_PASSES or now - since > _HUNG_SECONDS for refusals, since in stuck):
-            self._give_way()
-
-    def _give_way(self) -> None:
-        """Slow branches are stuck: the least important one makes room below for the others, and waits until it can be
-        alone there. Who is alone and stuck fails."""
-        slow = [branch for branch in self._running.values() if branch.is_slow and branch not in self._slow.branches]
-        slow.sort(key=lambda branch: (-branch.rank, branch.key))
-        last = slow[-1]
-        if len(slow) > 1 or self._slow.branches:
-            last.is_alone = True
-            self._preempt(last)
-        else:
-            self._fail(last, self._why_stuck(last))
-        for branch in slow:
-            branch.stuck_since, branch.refusals = None, 0
-        self._stuck_since, self._still_passes = None, 0
-
-    def _why_stuck(self, branch: Branch) -> str:
-        paging = self.cache.paging
-        assert paging.copies is not None
-        below, needs = paging.num_non_resident(branch.running_sequence), self._view.needs(branch.request)
-        tiers = ", ".join(
-            f"{tier.name} has {usage.free} of {usage.blocks} blocks free, {usage.used} in use"
-            for tier in paging.copies.tiers
-            for usage in [tier.usage()]
-        )
-        what = "the tiers below take none of its pages, and they do not fit on the device"
-        if not branch.refusals:
-            what = f"a lower tier does not answer: its pages were not moved in {_HUNG_SECONDS:.0f} s"
-        return f"{what}: it may need {needs} blocks, keeps {branch.keeps} on the device and has {below} below ({tiers})"
-
     def _end_slow_step(self, done: SlowStep) -> list[TokenEvent]:
         piece, error = done.piece, done.error
-        self._slow_steps += 1
+        self._slow_turns.num_ended += 1
         self._model_seconds += done.seconds
         is_here = [b.sequence is seq for b, seq in zip(piece.branches, piece.sequences, strict=True)]
         if error is None:
@@ -484,25 +417,11 @@ class Engine:
             rows = [row for row, at in enumerate(piece.due) if is_here[at]]
             due = [piece.branches[piece.due[row]] for row in rows]
             return self._take_all(due, self._sample(due, done.logits[rows]))
-        if isinstance(error, Abandoned) or (isinstance(error, PagesLost) and self._recompute(error)):
+        if isinstance(error, Abandoned) or (isinstance(error, PagesLost) and self._slow_turns.recompute(error)):
             return []
         for branch in (each for each, here in zip(piece.branches, is_here, strict=True) if here):
             self._fail(branch, f"the model failed: {error}")
         raise error
-
-    def _recompute(self, lost: PagesLost) -> bool:
-        """Whose pages are lost starts again, with what can still be found of them; not without end. Whether they were
-        anybody's."""
-        sequences = self.cache.paging.lose(lost)
-        for branch in [branch for branch in self._running.values() if branch.sequence in sequences]:
-            length = branch.running_sequence.length
-            branch.losses = branch.losses + 1 if length <= branch.furthest else 1
-            branch.furthest = max(branch.furthest, length)
-            if branch.losses < _MAX_LOSSES:
-                self._preempt(branch)
-            else:
-                self._fail(branch, f"its pages below the device were lost {branch.losses} times: {lost.cause}")
-        return bool(sequences)
 
     def _sample(self, branches: list[Branch], logits: Tensor) -> list[tuple[Branch, SampledToken | SamplingFailure]]:
         """The next token of each branch, and of those that will be forked from it; ``logits`` [branches, vocab]."""
@@ -596,7 +515,7 @@ class Engine:
             bookkeeping_seconds=self._bookkeeping_seconds,
             sampling_seconds=self._sampling_seconds,
             oversized_requests=self._opening.counts.oversized_requests,
-            slow_steps=self._slow_steps,
+            slow_steps=self._slow_turns.num_ended,
             faults=sum((each.faults for each in (*self._running.values(), *self._waiting.values())), self._faults),
             approximate_requests=dict(self._opening.counts.approximate_requests),
         )
