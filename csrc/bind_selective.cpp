@@ -74,10 +74,11 @@ void update_digests(const DigestTable& table, const CacheLayer& layer, const Ids
                      ids[i], head);
 }
 
-ScoreCall score_call(const DigestTable& table, int query_heads, float softcap, float spread, int64_t num_digests) {
+ScoreCall score_call(const DigestTable& table, int query_heads, float softcap, float spread, float lean,
+                     int64_t num_digests) {
   check_heads(query_heads, table.kv_heads);
   require(num_digests >= 0 && num_digests <= table.num_tiles * DIGEST_PAGES, "num_digests: the table has fewer pages");
-  return {table, nullptr, query_heads, softcap, spread, nullptr, nullptr, 0};
+  return {table, nullptr, query_heads, softcap, spread, lean, nullptr, nullptr, 0};
 }
 
 int64_t query_floats(const ScoreCall& call) { return call.query_heads * 2 * call.table.fours() * 4; }
@@ -93,17 +94,17 @@ int threads_for_pages(const DigestTable& table, int64_t pages) {
 }
 
 void score_digests(const DigestTable& table, int query_heads, uintptr_t q, int64_t q_head_stride,
-                   const std::string& q_dtype, float scale, float softcap, float spread, const Matrix<float>& bounds,
-                   const Matrix<float>& estimates) {
-  const auto stride = static_cast<int64_t>(bounds.shape(1));
-  require(stride % DIGEST_PAGES == 0, "bounds: expected whole tiles of pages");
-  require(bounds.shape(0) == static_cast<size_t>(query_heads) && estimates.shape(0) == bounds.shape(0) &&
-              estimates.shape(1) == bounds.shape(1), "bounds and estimates: expected [query_heads, pages]");
-  ScoreCall call = score_call(table, query_heads, softcap, spread, stride);
+                   const std::string& q_dtype, float scale, float softcap, float spread, float lean,
+                   const Matrix<float>& ranks, const Matrix<float>& estimates) {
+  const auto stride = static_cast<int64_t>(ranks.shape(1));
+  require(stride % DIGEST_PAGES == 0, "ranks: expected whole tiles of pages");
+  require(ranks.shape(0) == static_cast<size_t>(query_heads) && estimates.shape(0) == ranks.shape(0) &&
+              estimates.shape(1) == ranks.shape(1), "ranks and estimates: expected [query_heads, pages]");
+  ScoreCall call = score_call(table, query_heads, softcap, spread, lean, stride);
   float* queries = thread_scratch(query_floats(call));
   KV_SELECT(digest_kernels).read_queries(call, read_query("q", q, q_head_stride, q_dtype), scale, queries);
   call.queries = queries;
-  call.bounds = bounds.data();
+  call.ranks = ranks.data();
   call.estimates = estimates.data();
   call.stride = stride;
   nb::gil_scoped_release release;
@@ -111,10 +112,11 @@ void score_digests(const DigestTable& table, int query_heads, uintptr_t q, int64
 }
 
 void select_pages(const DigestTable& table, int query_heads, uintptr_t q, int64_t q_head_stride,
-                  const std::string& q_dtype, float scale, float softcap, float spread, int page_size,
-                  int64_t num_digests, int64_t num_sinks, int64_t first_recent, int64_t wanted, float mass,
-                  const Matrix<int32_t>& pages, const Vector<int64_t>& counts, const Vector<float>& log_skipped) {
-  ScoreCall call = score_call(table, query_heads, softcap, spread, num_digests);
+                  const std::string& q_dtype, float scale, float softcap, float spread, float lean,
+                  int page_size, int64_t num_digests, int64_t num_sinks, int64_t first_recent, int64_t wanted,
+                  float mass, const Matrix<int32_t>& pages, const Vector<int64_t>& counts,
+                  const Vector<float>& log_skipped) {
+  ScoreCall call = score_call(table, query_heads, softcap, spread, lean, num_digests);
   const Rows rows = read_query("q", q, q_head_stride, q_dtype);
   const auto num_pages = static_cast<int64_t>(pages.shape(1));
   require(pages.shape(0) == static_cast<size_t>(table.kv_heads) && counts.shape(0) == pages.shape(0),
@@ -126,14 +128,14 @@ void select_pages(const DigestTable& table, int query_heads, uintptr_t q, int64_
   require(mass >= 0 && mass <= 1, "mass must be between 0 and 1");
   const int64_t num_tiles = (num_digests + DIGEST_PAGES - 1) / DIGEST_PAGES, stride = num_tiles * DIGEST_PAGES;
   float* queries = thread_scratch(query_floats(call) + (2 * query_heads + table.kv_heads) * stride);
-  float* bounds = queries + query_floats(call);
-  float* estimates = bounds + query_heads * stride;
+  float* ranks = queries + query_floats(call);
+  float* estimates = ranks + query_heads * stride;
   KV_SELECT(digest_kernels).read_queries(call, rows, scale, queries);
   call.queries = queries;
-  call.bounds = bounds;
+  call.ranks = ranks;
   call.estimates = estimates;
   call.stride = stride;
-  const SelectCall choice{bounds, estimates, stride, query_heads / table.kv_heads, num_digests, num_pages, num_sinks,
+  const SelectCall choice{ranks, estimates, stride, query_heads / table.kv_heads, num_digests, num_pages, num_sinks,
                           first_recent, std::min(wanted, num_pages), mass, page_size, estimates + query_heads * stride,
                           pages.data(), counts.data(), log_skipped.data()};
   nb::gil_scoped_release release;
@@ -184,11 +186,12 @@ void bind_selective(nb::module_& m) {
   m.def("update_digests", &update_digests, "table"_a, "layer"_a, "pages"_a, "addresses"_a,
         "Writes the digests of `pages` [n], whose parts of `layer` lie at the byte addresses [n] int64.");
   m.def("score_digests", &score_digests, "table"_a, "query_heads"_a, "q"_a, "q_head_stride"_a, "q_dtype"_a, "scale"_a,
-        "softcap"_a, "spread"_a, "bounds"_a, "estimates"_a,
-        "Writes float32 [query_heads, pages]: upper bounds of the scores, and estimated logs of the mean of their exp.");
+        "softcap"_a, "spread"_a, "lean"_a, "ranks"_a, "estimates"_a,
+        "Writes float32 [query_heads, pages]: ranks, with a `lean` of 1 upper bounds of the scores, and estimated\n"
+        "logs of the mean of their exp.");
   m.def("select_pages", &select_pages, "table"_a, "query_heads"_a, "q"_a, "q_head_stride"_a, "q_dtype"_a, "scale"_a,
-        "softcap"_a, "spread"_a, "page_size"_a, "num_digests"_a, "num_sinks"_a, "first_recent"_a, "wanted"_a, "mass"_a,
-        "pages"_a, "counts"_a, "log_skipped"_a,
+        "softcap"_a, "spread"_a, "lean"_a, "page_size"_a, "num_digests"_a, "num_sinks"_a, "first_recent"_a,
+        "wanted"_a, "mass"_a, "pages"_a, "counts"_a, "log_skipped"_a,
         "Scores the first `num_digests` pages and selects, see select.h. Writes pages int32 [kv_heads, all pages], of\n"
         "which the first counts[head] (int64) count, and log_skipped float32 [query_heads].");
   m.def("attend_head_pages", &attend_lists, "layer"_a, "offsets"_a, "addresses"_a, "last_tokens"_a, "query_heads"_a,

@@ -1,7 +1,8 @@
-// Digests of pages: for every page and KV head of a layer the centre and the radius of its keys in each channel, so that
-// for every key k of the page   q.k <= q.centre + |q|.radius   (the bound of Quest, Tang et al., ICML 2024, whose smallest
-// and largest values are centre - radius and centre + radius). One byte each, with a scale of their own per page and head;
-// the radius covers what rounding the centre and itself leaves, so the bound holds for the codes.
+// Digests of pages: for every page and KV head of a layer the centre of its keys in each channel, their mean, and the
+// radius, how far the farthest of them lies from it. So for every key k of the page   q.k <= q.centre + |q|.radius   (a
+// bound as that of Quest, Tang et al., ICML 2024, from smallest and largest values), and q.centre is the mean of q.k.
+// One byte each, with a scale of their own per page and head; the radius covers what rounding the centre and itself
+// leaves, so the bound holds for the codes.
 //
 // Codes lie in tiles of 16 pages, channels by fours, so that a vector holds pages and no sum crosses its lanes:
 //
@@ -42,7 +43,8 @@ struct ScoreCall {
   int query_heads;
   float softcap;  // 0: none
   float spread;   // estimate = q.centre + spread * (|q|.radius)^2: the log of the mean of exp(q.k) over the page, about
-  float* bounds;     // [query_heads][stride]
+  float lean;        // rank = q.centre + lean * |q|.radius: with 1 the upper bound
+  float* ranks;      // [query_heads][stride]
   float* estimates;  // the same
   int64_t stride;    // at least 16 * num_tiles
 };

@@ -32,16 +32,17 @@ template <DType T>
 void update_as(const DigestTable& table, const PageKeys& keys, int64_t page, int head) {
   const int dim = table.head_dim;
   alignas(64) float centres[MAX_DIM], lows[MAX_DIM], highs[MAX_DIM];
+  const vf share = splat(1.0f / keys.page_size);
   vf largest_centre{}, poison{};
   for (int d = 0; d < dim; d += VL) {
-    vf low = load_some<T>(keys.rows, d, dim), high = low;
+    vf low = load_some<T>(keys.rows, d, dim), high = low, centre{};
     for (int i = 0; i < keys.page_size; ++i) {
       const vf key = load_some<T>(keys.rows + i * keys.slot_stride, d, dim);
       low = min(key, low);
       high = max(key, high);
+      centre += key * share;
       poison += key * vf{};  // NaN from the first key on that is not finite
     }
-    const vf centre = low * splat(0.5f) + high * splat(0.5f);
     largest_centre = max(magnitude(centre), largest_centre);
     std::memcpy(centres + d, &centre, sizeof centre);
     std::memcpy(lows + d, &low, sizeof low);
@@ -133,13 +134,15 @@ template <int R>
     const vf centre_scale = load_as<vf>(scales + sub * VL), radius_scale = load_as<vf>(scales + DIGEST_PAGES + sub * VL);
     for (int r = 0; r < R; ++r) {
       const vf middle = centre_sum[r] * centre_scale, reach = radius_sum[r] * radius_scale;
-      vf bound = capped(middle + reach), estimate = min(capped(middle + splat(call.spread) * reach * reach), bound);
+      const vf bound = capped(middle + reach);
+      vf rank = capped(middle + splat(call.lean) * reach);
+      vf estimate = min(capped(middle + splat(call.spread) * reach * reach), bound);
       if (call.softcap != 0) {
-        bound = splat(call.softcap) * tanh(bound / splat(call.softcap));
+        rank = splat(call.softcap) * tanh(rank / splat(call.softcap));
         estimate = splat(call.softcap) * tanh(estimate / splat(call.softcap));
       }
       const int64_t to = (first_row + r) * call.stride + column + sub * VL;
-      std::memcpy(call.bounds + to, &bound, sizeof bound);
+      std::memcpy(call.ranks + to, &rank, sizeof rank);
       std::memcpy(call.estimates + to, &estimate, sizeof estimate);
     }
   }

@@ -1,8 +1,8 @@
 // Which pages a decode step attends to, per KV head, from the scores of their digests (digest.h).
 //
-// A page's depth for a query head is how far its bound lies below the log of the sum of exp(bound) over all pages: minus
-// the log of its share, were the bounds the scores. Its depth for a KV head is the least one of the group's query heads:
-// heads whose scores spread little do not lose against heads whose scores spread much, as they would by the bounds
+// A page's depth for a query head is how far its rank lies below the log of the sum of exp(rank) over all pages: minus
+// the log of its share, were the ranks the scores. Its depth for a KV head is the least one of the group's query heads:
+// heads whose scores spread little do not lose against heads whose scores spread much, as they would by the ranks
 // themselves, and a page that one head needs is not averaged away.
 //
 // Always in: pages [0, num_sinks) and [first_recent, num_pages). Of the others those of least depth: as many as make
@@ -17,7 +17,7 @@
 namespace kv {
 
 struct SelectCall {
-  const float* bounds;  // [query_heads][stride]
+  const float* ranks;  // [query_heads][stride]
   float* estimates;     // the same; overwritten
   int64_t stride;       // a multiple of 16
   int group;            // query heads per KV head

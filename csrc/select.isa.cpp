@@ -62,12 +62,12 @@ class Selection {  // of one KV head
       std::memcpy(depths_ + i, &none, sizeof none);
     }
     for (int g = 0; g < call_.group; ++g) {
-      const float* bounds = call_.bounds + (head_ * call_.group + g) * call_.stride;
+      const float* ranks = call_.ranks + (head_ * call_.group + g) * call_.stride;
       float* shares = shares_ + g * call_.stride;
-      const Total bound = total_of(bounds, call_.num_digests), estimate = total_of(shares, call_.num_digests);
+      const Total rank = total_of(ranks, call_.num_digests), estimate = total_of(shares, call_.num_digests);
       for (int64_t i = 0; i < rounded_; i += VL) {
         const int64_t left = call_.num_digests - i;
-        const vf depth = splat(bound.log) - masked(load_as<vf>(bounds + i), left);
+        const vf depth = splat(rank.log) - masked(load_as<vf>(ranks + i), left);
         const vf so_far = load_as<vf>(depths_ + i);
         vf least = depth < so_far ? depth : so_far;
         least = least > vf{} ? least : vf{};

@@ -69,13 +69,15 @@ class Pages:
         digests.update(self.numbers, self.addresses)
         return digests
 
-    def scores(self, digests: Digests, scale: float, softcap: float = 0.0) -> tuple[np.ndarray, np.ndarray]:
+    def scores(
+        self, digests: Digests, scale: float, softcap: float = 0.0, lean: float = 1.0
+    ) -> tuple[np.ndarray, np.ndarray]:
         stride = -(-len(self.numbers) // 16) * 16
         found = np.empty((2, len(self.queries), stride), np.float32)
         spread = estimate_spread(self.layout.page_size, self.layout.groups[0].head_dim)
         rows = self.queries.data_ptr(), self.queries.stride(0), self.layout.dtype
         MODULE.score_digests(
-            digests.table(MODULE), len(self.queries), *rows, scale, softcap, spread, found[0], found[1]
+            digests.table(MODULE), len(self.queries), *rows, scale, softcap, spread, lean, found[0], found[1]
         )
         return found[0, :, : len(self.numbers)], found[1, :, : len(self.numbers)]
 
@@ -104,8 +106,8 @@ def test_every_query_head_has_its_own_scores(isa: str, group: int) -> None:
     pages = Pages(20, 2, 64, 16, "bfloat16", group=group)
     digests = pages.digests()
     spread = estimate_spread(16, 64)
-    expected = reference.scores(pages.queries.float().numpy(), *digests.values(20), 0.5, None, spread)
-    for found, slow in zip(pages.scores(digests, 0.5), expected, strict=True):
+    expected = reference.scores(pages.queries.float().numpy(), *digests.values(20), 0.5, None, spread, 0.25)
+    for found, slow in zip(pages.scores(digests, 0.5, lean=0.25), expected, strict=True):
         np.testing.assert_allclose(found, slow, rtol=1e-4, atol=1e-4)
 
 
@@ -127,13 +129,24 @@ def test_digests_and_scores_are_those_of_the_reference(isa: str, shape: Any, mon
 
 
 def test_digests_are_tight(isa: str) -> None:
-    """The bound over the codes against the one over the exact smallest and largest keys."""
+    """The bound over the codes against the one over exact means and largest distances from them."""
     pages = Pages(64, 2, 128, 16, "bfloat16")
     bounds, _ = pages.scores(pages.digests(), 1.0)
-    low, high = pages.keys.min(axis=2), pages.keys.max(axis=2)
-    folded = pages.queries.double().numpy().reshape(2, -1, 1, 128)
-    ideal = np.maximum(folded * low.swapaxes(0, 1)[:, None], folded * high.swapaxes(0, 1)[:, None]).sum(axis=3)
+    mean = pages.keys.mean(axis=2)
+    reach = np.abs(pages.keys - mean[:, :, None]).max(axis=2)
+    folded = pages.queries.double().numpy().reshape(2, -1, 128)
+    ideal = np.einsum("hgd,phd->hgp", folded, mean) + np.einsum("hgd,phd->hgp", np.abs(folded), reach)
     assert (bounds / ideal.reshape(bounds.shape)).mean() < 1.01
+
+
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_ranks_lie_between_the_mean_and_the_bound(isa: str, shape: Any) -> None:
+    pages = Pages(*shape, "normal")
+    digests = pages.digests()
+    ranks = {lean: pages.scores(digests, 0.3, lean=lean)[0] for lean in (0.0, 0.5, 1.0)}
+    mean = pages.true_scores(0.3).mean(axis=2)
+    assert np.abs(ranks[0.0] - mean).max() < 0.02 * np.abs(mean).max()  # codes are rounded
+    np.testing.assert_allclose(ranks[0.5], (ranks[0.0] + ranks[1.0]) / 2, rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.parametrize("bad", [float("nan"), float("inf"), -float("inf")])
@@ -226,8 +239,10 @@ def test_what_is_left_out_is_estimated(isa: str, kind: str, count: int, page_siz
     for budget in (PageBudget(count, 1, count - 1, count // 8, None), PageBudget(count, 1, count - 1, count, 0.9)):
         found = select_pages(pages.digests(), pages.queries, LayerOptions(), budget, 2, page_size)
         estimated, true = masses(pages, found, 64**-0.5)
-        assert np.abs(estimated - true).mean() < 0.03
-        assert np.abs(estimated - true).max() < 0.1
+        off = np.abs(estimated - true)
+        # keys of a page of 64 are of two topics, and what two lumps sum up to is estimated as if they were one
+        assert off.mean() < (0.01 if page_size < 48 or kind == "normal" else 0.08)
+        assert off.max() < (0.02 if page_size < 48 or kind == "normal" else 0.35)
         if budget.mass:
             assert true.max() < 0.13
         if kind == "topics" and not budget.mass:

@@ -1,8 +1,9 @@
 """Digests of pages: per page and KV head of one layer, the centre and the radius of the keys in each channel.
 
-For every key k of the page, q.k <= q.centre + |q|.radius: the upper bound of Quest (Tang et al., ICML 2024), whose
-smallest and largest values are centre - radius and centre + radius. Two bytes a channel and 8 more per page and head:
-csrc/digest.h draws how they lie. Knows nothing of sequences; who selects is attention/page_selection.py.
+The centre is their mean, the radius the distance of the farthest from it. So for every key k of the page, q.k <=
+q.centre + |q|.radius, an upper bound as that of Quest (Tang et al., ICML 2024) from smallest and largest values. Two
+bytes a channel and 8 more per page and head: csrc/digest.h draws how they lie. Knows nothing of sequences; who selects
+is attention/page_selection.py.
 """
 
 from types import ModuleType

@@ -1,13 +1,19 @@
 """Which pages a decode step attends to in one layer: a list per KV head, from the digests and the settings.
 
-Scores are upper bounds. Heads of a group agree by depth: how far a page's bound lies below the log of the sum of
-exp(bound) over all pages, the least of the group counts. The bounds themselves, compared across heads, would give
-nearly all pages to the head with the largest queries; a sum of shares would average away what one head needs.
+A page's rank is q.centre + LEAN * |q|.radius. With 1 it would be the upper bound of its scores, which adds up over the
+channels what no single key has: pages of unlike keys would crowd out the one that matters. So it is less: about
+the mean of q.k and, as a radius is some two deviations of 16 keys, one deviation of the keys in each channel. A
+page with one key that stands out still counts for more than its mean.
 
-What is left out is estimated not by the bounds, which lie far above the scores, but by what the same two products say
+Heads of a group agree by depth: how far a page's rank lies below the log of the sum of exp(rank) over all pages, the
+least of the group counts. The ranks themselves, compared across heads, would give nearly all pages to the head with the
+largest queries; a sum of shares would average away what one head needs.
+
+What is left out is estimated not by the ranks, which lie above the scores, but by what the same two products say
 of their mean and spread: were the keys of a page normal in each channel, the log of the mean of exp(q.k) would be
-q.mean + sum(q^2 variance) / 2. The centre stands for the mean, the radius for the half range of page_size normal
-numbers (Blom 1958), and sum(q^2 radius^2) for pi / 2 * (|q|.radius)^2 / head_dim, as for normal q and equal radii.
+q.mean + sum(q^2 variance) / 2. The radius stands for the largest of page_size normal numbers without their signs (by
+the plotting position of Blom 1958), and sum(q^2 radius^2) for pi / 2 * (|q|.radius)^2 / head_dim, as for
+normal q and equal radii.
 """
 
 import math
@@ -22,6 +28,8 @@ from kvpager.attention.backend import LayerOptions
 from kvpager.attention.digests import Digests
 from kvpager.attention.head_pages import dtype_name
 from kvpager.config.attend import Selective
+
+LEAN = 0.5  # from the mean of the scores towards their upper bound
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,9 +94,9 @@ def select_pages(
     kernels = digests.kernels()
     if kernels is None:
         centres, radii = digests.values(num_digests)
-        bounds, estimates = reference.scores(q.float().numpy(), centres, radii, scale, options.softcap, spread)
+        ranks, estimates = reference.scores(q.float().numpy(), centres, radii, scale, options.softcap, spread, LEAN)
         lists, log_skipped = reference.select(
-            bounds,
+            ranks,
             estimates,
             kv_heads,
             budget.num_pages,
@@ -110,6 +118,7 @@ def select_pages(
         scale,
         options.softcap or 0.0,
         spread,
+        LEAN,
         page_size,
         num_digests,
         budget.num_sinks,
@@ -125,5 +134,6 @@ def select_pages(
 
 def estimate_spread(page_size: int, head_dim: int) -> float:
     """What (|q|.radius)^2 is multiplied with to be half the variance of q.k over the keys of a page; see above."""
-    half_range = NormalDist().inv_cdf((page_size - 0.375) / (page_size + 0.25))
-    return math.pi / 4 / half_range**2 / head_dim if half_range > 0 else 0.0
+    below = (page_size - 0.375) / (page_size + 0.25)
+    farthest = NormalDist().inv_cdf((1 + below) / 2)  # in deviations
+    return math.pi / 4 / farthest**2 / head_dim

@@ -42,9 +42,9 @@ def digest(keys: np.ndarray) -> Digest:
     low, high = keys.min(axis=1), keys.max(axis=1)
     is_finite = np.isfinite(keys).all(axis=(1, 2))[:, None]
     low, high = np.where(is_finite, low, 0), np.where(is_finite, high, 0)
-    middle = low * np.float32(0.5) + high * np.float32(0.5)
-    centre_scale = np.abs(middle).max(axis=1, keepdims=True) * np.float32(1 / 127) + _LEAST
-    centres = np.rint(middle * (np.float32(1) / centre_scale))
+    mean = (np.where(is_finite[:, :, None], keys, 0) * np.float32(1 / keys.shape[1])).sum(axis=1)
+    centre_scale = np.abs(mean).max(axis=1, keepdims=True) * np.float32(1 / 127) + _LEAST
+    centres = np.rint(mean * (np.float32(1) / centre_scale))
     centre = centres * centre_scale
     farthest = np.maximum(high - centre, centre - low)
     radius = farthest + (farthest + np.abs(centre)) * _SLACK
@@ -58,11 +58,18 @@ def digest(keys: np.ndarray) -> Digest:
 
 
 def scores(
-    q: np.ndarray, centres: np.ndarray, radii: np.ndarray, scale: float, softcap: float | None, spread: float
+    q: np.ndarray,
+    centres: np.ndarray,
+    radii: np.ndarray,
+    scale: float,
+    softcap: float | None,
+    spread: float,
+    lean: float = 1.0,
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Upper bounds of the scores, and estimated logs of the mean of their exp: float32 [query_heads, pages] each.
+    """Ranks of the pages, and estimated logs of the mean of exp(score): float32 [query_heads, pages] each.
 
-    q float32 [query_heads, head_dim]; centres and radii as Digests.values has them.
+    A rank is q.centre + lean * |q|.radius: with 1 the upper bound of the scores. q float32 [query_heads, head_dim];
+    centres and radii as Digests.values has them.
     """
     kv_heads = centres.shape[1]
     folded = (q * np.float32(scale)).reshape(kv_heads, -1, q.shape[1])
@@ -70,15 +77,16 @@ def scores(
     with np.errstate(invalid="ignore"):
         reach = np.einsum("hgd,phd->hgp", np.abs(folded), radii).reshape(len(q), -1)
         bounds, estimates = middle + reach, middle + np.float32(spread) * reach * reach
-    bounds = np.where(bounds < _CAP, bounds, _CAP)
-    estimates = np.minimum(np.where(estimates < _CAP, estimates, _CAP), bounds)
+        ranks = middle + np.float32(lean) * reach
+    bounds, ranks, estimates = (np.where(each < _CAP, each, _CAP) for each in (bounds, ranks, estimates))
+    estimates = np.minimum(estimates, bounds)
     if softcap:
-        bounds, estimates = (np.tanh(each / softcap) * softcap for each in (bounds, estimates))
-    return bounds.astype(np.float32), estimates.astype(np.float32)
+        ranks, estimates = (np.tanh(each / softcap) * softcap for each in (ranks, estimates))
+    return ranks.astype(np.float32), estimates.astype(np.float32)
 
 
 def select(
-    bounds: np.ndarray,
+    ranks: np.ndarray,
     estimates: np.ndarray,
     kv_heads: int,
     num_pages: int,
@@ -90,17 +98,17 @@ def select(
 ) -> tuple[list[np.ndarray], np.ndarray]:
     """The pages of each KV head, ascending; and the log of what is left out, float32 [query_heads].
 
-    A page's depth for a query head is how far its bound lies below the log of the sum of exp(bound) over all pages,
+    A page's depth for a query head is how far its rank lies below the log of the sum of exp(rank) over all pages,
     for a KV head the least of its query heads. Those of least depth are taken: as many as make ``wanted`` in all, or
     as few as leave out an estimated share of at most 1 - mass. Pages without a digest, the first ``num_sinks`` and
     those from ``first_recent`` on are always in.
     """
-    num_digests = bounds.shape[1]
-    depths = np.maximum(_log_total(bounds) - bounds, 0).reshape(kv_heads, -1, num_digests).min(axis=1)
+    num_digests = ranks.shape[1]
+    depths = np.maximum(_log_total(ranks) - ranks, 0).reshape(kv_heads, -1, num_digests).min(axis=1)
     depths[:, :num_sinks] = depths[:, first_recent:] = -1
     shares = np.exp(estimates - _log_total(estimates))
-    group = len(bounds) // kv_heads
-    found, left_out = [], np.empty(len(bounds), np.float32)
+    group = len(ranks) // kv_heads
+    found, left_out = [], np.empty(len(ranks), np.float32)
     for head in range(kv_heads):
         mine = slice(head * group, (head + 1) * group)
         order = np.argsort(depths[head], kind="stable")
