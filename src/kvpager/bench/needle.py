@@ -37,13 +37,18 @@ FULL = NeedleScale((2048, 4096, 8064), 6)
 
 def ways(length: int) -> dict[str, Attend]:
     """By name: the budget that has the target, larger ones, and in-request eviction with the largest of them."""
-    found: dict[str, Attend] = {"exact": EXACT, "selective": selective(max(_LEAST_BUDGET, length // BUDGET_SHARE))}
-    for share in (8, 4, 2):
+    found: dict[str, Attend] = {"exact": EXACT, "selective": selective(target_budget(length))}
+    for share in (16, 8, 4):
         found[f"selective_1_of_{share}"] = selective(length // share)
     found["selective_mass_0.95"] = Selective(mass=0.95, sinks=16, recent=32)
     found["sinks-and-window_1_of_2"] = SinksAndWindow(window=length // 2, sinks=16)
     found["snapkv_1_of_2"] = SnapKV(budget=length // 2, observe=16, sinks=16)
     return found
+
+
+def target_budget(length: int) -> int:
+    """Tokens."""
+    return max(_LEAST_BUDGET, length // BUDGET_SHARE)
 
 
 def selective(budget: int) -> Selective:
@@ -77,7 +82,8 @@ def measure(model: "PreTrainedModel", tokenizer: Any, scale: NeedleScale) -> lis
     if not hits:
         raise InvariantError("exact attention finds no needle: this model can't be tested with needles")
     target = recall(hits, "selective")
-    return [Result("selective_needle_recall", target, "share of exact's", at_least=1.0), *results]
+    budgets = ", ".join(f"{target_budget(length):,} of {length:,} tokens" for length in scale.lengths)
+    return [Result("selective_needle_recall", target, f"share of exact's with {budgets}", at_least=1.0), *results]
 
 
 def recall(exact: list[dict[str, bool]], name: str) -> float:

@@ -25,7 +25,7 @@ class Exact:
 
 @dataclass(frozen=True, slots=True)
 class Selective:
-    """Each decode step attends to the pages with the largest upper bound of q.k (Quest: Tang et al., ICML 2024).
+    """Each decode step attends to the pages whose digests promise most (after Quest: Tang et al., ICML 2024).
 
     One of the three says how many: ``budget`` tokens; ``share`` of the context, above 0 and at most 1; ``mass``: as few
     as leave an estimated 1 - mass of the attention out. ``sinks`` first and ``recent`` last tokens are always among
