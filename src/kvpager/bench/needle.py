@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from kvpager.engine.setup import EngineParts
 
 BUDGET_SHARE = 32  # of a context of 131,072 tokens 4,096; of a shorter one as much, but at least
-_LEAST_BUDGET = 128  # tokens: less holds hardly more than sinks and recent ones
+_LEAST_BUDGET = 256  # tokens: 16 pages of 16, as few as may go to sinks, recent ones and several places in between
 _ANSWER = 8  # tokens
 
 
@@ -31,7 +31,7 @@ class NeedleScale:
     depths: int
 
 
-QUICK = NeedleScale((1024,), 3)
+QUICK = NeedleScale((2048,), 3)
 FULL = NeedleScale((2048, 4096, 8064), 6)
 
 
