@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from kvpager.engine.setup import EngineParts
 
-BUDGET_SHARE = 32  # of a context of 131,072 tokens 4,096; of a shorter one as much, but at least
+BUDGET_SHARE = 8  # of a context; of 131,072 tokens 4,096 are 1/32, with which SmolLM2 loses some at 4,096; at least
 _LEAST_BUDGET = 256  # tokens: 16 pages of 16, as few as may go to sinks, recent ones and several places in between
 _ANSWER = 8  # tokens
 
@@ -36,9 +36,9 @@ FULL = NeedleScale((2048, 4096, 8064), 6)
 
 
 def ways(length: int) -> dict[str, Attend]:
-    """By name: the budget that has the target, larger ones, and in-request eviction with the largest of them."""
+    """By name: the budget that has the target, others, and in-request eviction with the largest of them."""
     found: dict[str, Attend] = {"exact": EXACT, "selective": selective(target_budget(length))}
-    for share in (16, 8, 4):
+    for share in (32, 16, 4):
         found[f"selective_1_of_{share}"] = selective(length // share)
     found["selective_mass_0.95"] = Selective(mass=0.95, sinks=16, recent=32)
     found["sinks-and-window_1_of_2"] = SinksAndWindow(window=length // 2, sinks=16)
