@@ -25,6 +25,8 @@ from kvpager.types import TierKind
 
 
 class CountingPace(NoPace):
+    is_shared = True
+
     def __init__(self) -> None:
         self.breaths = 0
 

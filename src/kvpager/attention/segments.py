@@ -89,7 +89,7 @@ class Segments:
             staged = read_parts(view, layer, run.to_read, read)
             for entries, addresses in zip(run.entries, staged.addresses, strict=True):
                 kernel.stage(entries, addresses)
-            parts = self._parts(q)
+            parts = self._parts(q) if self._breathes else 1
             for part in range(parts):
                 kernel.add(run.first, run.stop, part, parts)
                 if view.window is not None:
@@ -99,12 +99,13 @@ class Segments:
             count_read(view, self._in_place, self._in_place * view.part(layer)[1])
 
     def runs(self, group: int) -> list[_Run]:
-        """Made once for each ``group``. Segments in place are taken together, as many as few queries pass quickly."""
+        """Made once for each ``group``. Segments in place are taken together: as many as few queries pass quickly, or
+        all that follow one another where nobody waits for a breath."""
         if group not in self._runs:
             segments = self._kernel.segments(group)
             shape = self.view.layout.groups[self.view.group]
             num_bytes = _SEGMENT * shape.kv_heads * 2 * shape.head_dim * self.view.layout.item_bytes
-            at_once = max(1, _BYTES_AT_ONCE // num_bytes // self.view.queries)
+            at_once = max(1, _BYTES_AT_ONCE // num_bytes // self.view.queries) if self._breathes else len(segments)
             runs: list[_Run] = []
             for number, (first, stop) in enumerate(segments):
                 to_read = self.view.to_read(self._pages[first:stop])
@@ -116,6 +117,11 @@ class Segments:
                     runs.append(_Run(number, number + 1, to_read, entries))
             self._runs[group] = runs
         return self._runs[group]
+
+    @property
+    def _breathes(self) -> bool:
+        """Whether somebody may want the processors in between."""
+        return self.view.window is not None and self.view.window.pace.is_shared
 
     def _parts(self, q: Tensor) -> int:
         """In how many calls a segment is attended to."""

@@ -47,6 +47,8 @@ class SlowLane:
     A ``Pace`` (tiers/staging.py) for the thread of the lane; for any other thread it does nothing.
     """
 
+    is_shared = True
+
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
         self._condition = Condition()

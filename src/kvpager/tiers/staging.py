@@ -63,7 +63,12 @@ class PartStream(Protocol):
 
 
 class Pace(Protocol):
-    """Who else wants the processors. Called by the thread that computes a step."""
+    """Who else wants the processors. Called by the thread that computes a step.
+
+    ``is_shared``: somebody may; work is cut into pieces of a few milliseconds then.
+    """
+
+    is_shared: bool
 
     def breathe(self) -> None:
         """A small piece of work is done: others may have a turn now. May raise to abandon the step."""
@@ -76,6 +81,8 @@ class Pace(Protocol):
 
 class NoPace:
     """Nobody else wants them."""
+
+    is_shared = False
 
     def breathe(self) -> None:
         pass
