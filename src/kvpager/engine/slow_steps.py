@@ -26,11 +26,11 @@ from kvpager.engine.piece import Piece
 from kvpager.engine.request import Branch
 from kvpager.engine.slow_lane import LaneState, SlowLane
 
-TURN_SHARE = 0.3  # of the ordinary step before it
-FEWEST_TOKENS, MOST_TOKENS = 64, 512  # of a prompt, in a step beside others
-_FIRST_TOKENS = 128
+TURN_SHARE = 0.15  # of the ordinary step before it
+FEWEST_TOKENS, MOST_TOKENS = 64, 512  # of a prompt, beside others; no fewer than a piece of deterministic mode
+_FIRST_TOKENS = 64
 _LARGEST_STEP = 1 << 20  # tokens
-_PIECE_SHARES = 0.1, 0.3  # of an ordinary step: pieces below may be twice as long, above they should be half
+_PIECE_SHARES = 0.08, 0.25  # of an ordinary step: pieces below may be twice as long, above they should be half
 ALONE_SECONDS = 0.05  # between two looks at the queue
 
 
