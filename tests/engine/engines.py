@@ -4,7 +4,9 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from kvpager.engine import Completion, Engine, Request, Sampling, TokenEvent
+import pytest
+
+from kvpager.engine import Completion, Engine, Request, Sampling, TokenEvent, slow_steps
 from kvpager.engine.request import BranchState
 from kvpager.memory.block_pool import PoolCounts
 
@@ -113,3 +115,16 @@ def wrapped(owner: Any, name: str, wrapper: Callable[..., Any]) -> Iterator[None
         yield
     finally:
         delattr(owner, name)
+
+
+@contextmanager
+def held_in_the_middle(engine: Engine) -> Iterator[None]:
+    """The lane gives its baton back at each breath, and has one turn a step, so that its steps take many of these."""
+
+    def breathe(original: Callable[[], None]) -> None:
+        engine._slow.lane._until = float("-inf")
+        original()
+
+    with pytest.MonkeyPatch.context() as patch, wrapped(engine._slow.lane, "breathe", breathe):
+        patch.setattr(slow_steps, "ALONE_SECONDS", 0.0)
+        yield

@@ -1,19 +1,18 @@
 """Requests whose pages do not fit on the device: the answers of all-resident ones, or a clear end."""
 
 import threading
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager
 from pathlib import Path
 
 import pytest
 
 from kvpager import HostTier
 from kvpager.config.attend import EXACT
-from kvpager.engine import Engine, FinishReason, Request, Sampling, TokenEvent, slow_steps
+from kvpager.engine import Engine, FinishReason, Request, Sampling, TokenEvent
 from kvpager.engine.faults import NO_FAULTS
 from kvpager.errors import ConfigError, RequestError
 from tests.engine.determinism import Recorder
-from tests.engine.engines import assert_idle, wrapped
+from tests.engine.engines import assert_idle, held_in_the_middle, wrapped
 from tests.engine.oversized import (
     GREEDY,
     NEW,
@@ -163,20 +162,9 @@ def in_mid_step(engine: Engine, request: Request) -> None:
     raise AssertionError("never in a step of the second lane")
 
 
-@contextmanager
-def one_breath_a_turn(engine: Engine) -> Iterator[None]:
-    def breathe(original: Callable[[], None]) -> None:
-        engine._slow.lane._until = float("-inf")
-        original()
-
-    with pytest.MonkeyPatch.context() as patch, wrapped(engine._slow.lane, "breathe", breathe):
-        patch.setattr(slow_steps, "ALONE_SECONDS", 0.0)
-        yield
-
-
 def test_cancel_in_the_middle_of_a_step_gives_blocks_and_slots_back(tmp_path: Path) -> None:
     with small(tmp_path) as engine:
-        with one_breath_a_turn(engine):
+        with held_in_the_middle(engine):
             slow = engine.submit(prompt_of(0, 500), GREEDY)
             in_mid_step(engine, slow)
             assert engine.cancel(slow.id)
@@ -190,7 +178,7 @@ def test_cancel_in_the_middle_of_a_step_gives_blocks_and_slots_back(tmp_path: Pa
 
 def test_close_in_the_middle_of_a_step(tmp_path: Path) -> None:
     with small(tmp_path) as engine:
-        with one_breath_a_turn(engine):
+        with held_in_the_middle(engine):
             slow = engine.submit(prompt_of(0, 500), GREEDY)
             in_mid_step(engine, slow)
         engine.close()

@@ -2,17 +2,16 @@
 
 import random
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from kvpager.cache.sequence import Sequence
-from kvpager.engine import Engine, FinishReason, Request, Sampling, slow_steps
+from kvpager.engine import Engine, FinishReason, Request, Sampling
 from kvpager.engine.request import BranchState
 from kvpager.engine.scheduler import SlowLimits
-from tests.engine.engines import assert_idle, first_choices, wrapped
+from tests.engine.engines import assert_idle, first_choices, held_in_the_middle, wrapped
 from tests.tiny_model import random_tokens, ref, sharp_prompt, tiny_model
 
 NEW = 8
@@ -57,19 +56,6 @@ def test_slow_requests_give_the_same_tokens(engine: Engine) -> None:
     shown = engine.statistics()
     assert shown.oversized_requests == 2
     assert shown.slow_steps >= 300 // 32
-
-
-@contextmanager
-def held_in_the_middle(engine: Engine) -> Iterator[None]:
-    """The lane gives its baton back at each breath, and has one turn a step, so that its steps take many of these."""
-
-    def breathe(original: Callable[[], None]) -> None:
-        engine._slow.lane._until = float("-inf")
-        original()
-
-    with pytest.MonkeyPatch.context() as patch, wrapped(engine._slow.lane, "breathe", breathe):
-        patch.setattr(slow_steps, "ALONE_SECONDS", 0.0)
-        yield
 
 
 def begun(engine: Engine, length: int = 300, **options: Any) -> Request:

@@ -170,3 +170,14 @@ def test_one_that_the_tiers_can_not_hold_is_let_in_and_ends_where_the_books_were
             run_beside_others(engine, [slow])
         assert "host has" in slow.completions()[0].error
         assert_nothing_left(engine)
+
+
+def test_a_piece_that_must_not_be_cut_is_not_given_up_again_and_again(tmp_path: Path) -> None:
+    """In deterministic mode a piece is a page at least, which may be longer than what is computed beside others."""
+    with small(tmp_path, num_blocks=8, page_size=128, resident_share=0.5, max_batch_tokens=256) as engine:
+        engine._slow.tokens_beside = engine._slow._fewest
+        slow = engine.submit(prompt_of(0, 1200), GREEDY)
+        run_beside_others(engine, [slow])
+        assert slow.completions()[0].finish_reason is FinishReason.LENGTH
+        assert slow.completions()[0].is_oversized
+        assert_nothing_left(engine)

@@ -13,6 +13,7 @@ Measures and decides only; the cache takes the pages out of the sequence. Pages 
 """
 
 import copy
+from abc import ABC, abstractmethod
 from typing import Literal, Self
 
 import numpy as np
@@ -30,7 +31,7 @@ MOST_QUERIES = 32  # of one step that heavy hitters are measured by
 _NONE = np.empty(0, np.int64)
 
 
-class _InRequest:
+class _InRequest(ABC):
     """What the kinds share: a LayerState that attends exactly to what is still there."""
 
     is_exact = False
@@ -76,9 +77,9 @@ class _InRequest:
         """The queries of a step whose masses are needed."""
         return slice(0)
 
+    @abstractmethod
     def _least(self, held: HeldPages, length: int) -> np.ndarray:
         """Places in ``held`` of pages that go."""
-        raise NotImplementedError
 
     def _may_go(self, pages: np.ndarray, length: int, sinks: int, recent: int) -> np.ndarray:
         """bool: neither among the first ``sinks`` nor the last ``recent`` tokens of ``length``, nor the last page."""

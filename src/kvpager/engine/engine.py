@@ -100,7 +100,7 @@ class Engine:
         self._model_seconds = self._bookkeeping_seconds = self._sampling_seconds = 0.0
         self._stuck_since: float | None = None
         self._still_passes = 0  # one after the other in which nothing ran, and nothing was waited for
-        self._slow = SlowSteps(self.cache, self.runner, perf_counter)
+        self._slow = SlowSteps(self.cache, self.runner, self.chunk, perf_counter)
         if self.cache.paging.window is not None:
             self.cache.paging.window.pace = self._slow.lane
         self._slow_turns = SlowTurns(

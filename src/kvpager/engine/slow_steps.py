@@ -27,7 +27,7 @@ from kvpager.engine.request import Branch
 from kvpager.engine.slow_lane import LaneState, SlowLane
 
 TURN_SHARE = 0.15  # of the ordinary step before it
-FEWEST_TOKENS, MOST_TOKENS = 64, 512  # of a prompt, beside others; no fewer than a piece of deterministic mode
+FEWEST_TOKENS, MOST_TOKENS = 64, 512  # of a prompt, in a step beside others
 _FIRST_TOKENS = 64
 _LARGEST_STEP = 1 << 20  # tokens
 _PIECE_SHARES = 0.08, 0.25  # of an ordinary step: pieces below may be twice as long, above they should be half
@@ -46,9 +46,9 @@ class SlowStep:
 
 
 class SlowSteps:
-    """``clock``: seconds."""
+    """``chunk``: as of Limits. ``clock``: seconds."""
 
-    def __init__(self, cache: PagedCache, runner: ModelRunner, clock: Callable[[], float]) -> None:
+    def __init__(self, cache: PagedCache, runner: ModelRunner, chunk: int | None, clock: Callable[[], float]) -> None:
         self._cache = cache
         self._runner = runner
         self.lane = SlowLane(clock)
@@ -56,7 +56,8 @@ class SlowSteps:
         self._seconds = 0.0
         self._credit = 0.0
         self._others = 0.0  # the shortest ordinary step beside the one that is under way; 0 where there was none
-        self.tokens_beside = self.tokens_alone = _FIRST_TOKENS
+        self._fewest = max(FEWEST_TOKENS, chunk or 0)  # a piece that must not be cut is never too large
+        self.tokens_beside = self.tokens_alone = max(_FIRST_TOKENS, self._fewest)
 
     @property
     def branches(self) -> tuple[Branch, ...]:
@@ -130,6 +131,6 @@ class SlowSteps:
         """``share``: of an ordinary step, that the longest piece of a step took."""
         short, long = _PIECE_SHARES
         if share > long:
-            self.tokens_beside = max(FEWEST_TOKENS, self.tokens_beside // 2)
+            self.tokens_beside = max(self._fewest, self.tokens_beside // 2)
         elif share < short:
             self.tokens_beside = min(MOST_TOKENS, self.tokens_beside * 2)
