@@ -19,6 +19,7 @@ from kvpager.version import __version__
 COMMANDS = {
     "run": "answer prompts and exit",
     "chat": "talk with a model",
+    "serve": "answer over HTTP, as OpenAI's clients know it",
     "demo": "real prompts in a small pool, with a live view of its blocks",
     "model": "fetch, list, check and remove models",
     "disk": "what a disk tier keeps in its folder: check it, empty it",

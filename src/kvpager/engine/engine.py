@@ -12,7 +12,7 @@ whose pages do not fit on the device (engine/slow_turns.py); so all books agree 
 
 from array import array
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from collections.abc import Sequence as List
 from contextlib import ExitStack
 from dataclasses import replace
@@ -89,7 +89,6 @@ class Engine:
         self._running: dict[int, Branch] = {}
         self._waiting: dict[int, Branch] = {}
         self._forking: dict[int, Branch] = {}
-        self._streams: dict[int, deque[TokenEvent]] = {}  # events of the requests that somebody streams
         self._next_request = 0
         self._intake = Intake(parts, self.options)
         self._endings = Endings(ended)
@@ -134,13 +133,15 @@ class Engine:
         ended: EndedBy | None = None,
         retain: Iterable[Retention] = (),
         attend: Attend | str | None = None,
+        listener: Callable[[TokenEvent], None] | None = None,
     ) -> Request:
         """Queues a request. Raises RequestError, with the limit, for one that can never run or a full queue.
 
         ``priority``: who runs first, larger before smaller; it says nothing of how long pages are kept. ``ended``: says
         of each finished choice why it ended, instead of the engine's. ``retain``: what to pin, rank or let run out of
         its pages; ``Completion.retained`` has the answers. ``attend``: how it attends to its context, instead of as the
-        options say; whatever is not exact is named in ``Completion.attention``.
+        options say; whatever is not exact is named in ``Completion.attention``. ``listener`` is told of each token and
+        of every ending, whether it came by itself, by an error or by ``cancel``; it must not call the engine.
         """
         self._check_open()
         ids = self.encode(prompt)
@@ -149,7 +150,7 @@ class Engine:
         if len(self._waiting) >= self.options.max_waiting:
             raise RequestError(f"the queue is full: {len(self._waiting)} requests are waiting; retry later")
         request = Request(self._next_request, index, ids, sampling, priority, scope, limit, ended)
-        request.retain, request.attend = tuple(retain), attend
+        request.retain, request.attend, request.listener = tuple(retain), attend, listener
         request.came = perf_counter()
         self._next_request += 1
         self._intake.add_branches(request)
@@ -193,7 +194,7 @@ class Engine:
             return True
         for branch in request.branches:
             if branch.state is not BranchState.FINISHED:
-                self._deliver(branch.event(None, self._finish(branch, FinishReason.CANCELLED)))
+                branch.tell(branch.event(None, self._finish(branch, FinishReason.CANCELLED)))
         if all(branch.state is BranchState.FINISHED for branch in self._slow.branches):
             self._slow.abandon()  # so that its pages go back now
         return True
@@ -240,10 +241,17 @@ class Engine:
 
         Each choice ends with an event that has a ``finish_reason``. Leaving early cancels the request.
         """
+        events: deque[TokenEvent] = deque()
         request = self.submit(
-            prompt, sampling, priority=priority, scope=scope, ended=ended, retain=retain, attend=attend
+            prompt,
+            sampling,
+            priority=priority,
+            scope=scope,
+            ended=ended,
+            retain=retain,
+            attend=attend,
+            listener=events.append,
         )
-        events = self._streams[request.id] = deque()
         try:
             while events or not request.is_finished:
                 if events:
@@ -251,7 +259,6 @@ class Engine:
                 else:
                     self.step()
         finally:
-            del self._streams[request.id]
             self.cancel(request.id)
 
     # -- one step -----------------------------------------------------------------------------------------------
@@ -341,7 +348,7 @@ class Engine:
         """Ends a branch, and those that were to be forked from it."""
         for each in (branch, *branch.forks_to_come()):
             self._finish(each, FinishReason.ERROR, error)
-            self._deliver(each.event(None, ""))
+            each.tell(each.event(None, ""))
 
     def _still_fits(self, work: list[tuple[Branch, int]]) -> bool:
         """Whether the blocks that were counted on are there: between two steps of a pass, cached pages go down."""
@@ -401,8 +408,8 @@ class Engine:
         for branch in due:
             self._fork_waiting(branch)
         events = [self._take(branch, result) for branch, result in chosen]
-        for event in events:
-            self._deliver(event)
+        for (branch, _), event in zip(chosen, events, strict=True):
+            branch.tell(event)
         return events
 
     # -- the second lane ----------------------------------------------------------------------------------------
@@ -453,11 +460,6 @@ class Engine:
         if taken.ended is not None:
             text += self._finish(branch, taken.ended, taken.error)
         return branch.event(taken.sampled, text)
-
-    def _deliver(self, event: TokenEvent) -> None:
-        """To whoever streams its request, if anybody does."""
-        if event.request_id in self._streams:
-            self._streams[event.request_id].append(event)
 
     def _finish(self, branch: Branch, reason: FinishReason, error: str = "") -> str:
         """Ends a branch, gives its pages back and returns the text that was held back."""

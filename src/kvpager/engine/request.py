@@ -16,6 +16,7 @@ Token positions of a branch, and who answers for them:
 """
 
 from array import array
+from collections.abc import Callable
 from collections.abc import Sequence as List
 from dataclasses import dataclass, field
 from enum import Enum
@@ -178,6 +179,11 @@ class Branch:
             return []
         return [other for other in self.request.branches if other.state is BranchState.FORKING]
 
+    def tell(self, event: TokenEvent) -> None:
+        """To whoever listens to the request, if anybody does."""
+        if self.request.listener is not None:
+            self.request.listener(event)
+
     def event(self, result: SampledToken | None, text: str) -> TokenEvent:
         """The latest: a token, or none where it ended without one."""
         return TokenEvent(
@@ -198,7 +204,7 @@ class Request:
     """``priority``: higher goes first; waiting raises it, so nobody waits for ever. ``limit``: tokens at most, with
     the prompt, by the model's context and the pool. ``ended``: says why a choice ended. ``matched``: tokens of the
     prompt that were found when it first started; None before. ``came``: when it was submitted, in the engine's seconds.
-    ``attend``: how it attends to its context.
+    ``attend``: how it attends to its context. ``listener``: is told of its tokens and endings.
     """
 
     id: int
@@ -213,6 +219,7 @@ class Request:
     came: float = 0.0
     retain: tuple[Retention, ...] = ()
     attend: Attend = EXACT
+    listener: Callable[[TokenEvent], None] | None = None
     branches: list[Branch] = field(default_factory=list)
 
     @property

@@ -1,0 +1,38 @@
+"""The application: which routes there are, and what stands before them."""
+
+import time
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+
+from fastapi import FastAPI
+
+from kvpager.config.server_options import ServerOptions
+from kvpager.engine.engine import Engine
+from kvpager.metrics.request_metrics import RequestMetrics
+from kvpager.server import liveness
+from kvpager.server.engine_thread import EngineThread
+from kvpager.server.errors import ApiError, answer_error
+from kvpager.server.guard import Guard
+from kvpager.server.openai import chat, completions, models
+from kvpager.server.service import Service
+from kvpager.version import __version__
+
+
+def create_app(open_engine: Callable[[], Engine], options: ServerOptions) -> FastAPI:
+    """``open_engine`` is called when the application starts, on the thread that then runs the engine."""
+    metrics = RequestMetrics()
+    thread = EngineThread(open_engine, stall_seconds=options.stall_seconds, metrics=metrics)
+
+    @asynccontextmanager
+    async def lifespan(app: FastAPI) -> AsyncIterator[None]:
+        await thread.start()
+        yield
+        await thread.stop()
+
+    app = FastAPI(title="kvpager", version=__version__, lifespan=lifespan, docs_url=None, redoc_url=None)
+    app.state.service = Service(thread, options, metrics, int(time.time()))
+    app.add_exception_handler(ApiError, answer_error)
+    for part in (liveness, models, completions, chat):
+        app.include_router(part.router)
+    app.add_middleware(Guard, options=options)
+    return app

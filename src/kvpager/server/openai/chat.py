@@ -1,0 +1,5 @@
+"""/v1/chat/completions."""
+
+from fastapi import APIRouter
+
+router = APIRouter()

@@ -1,0 +1,34 @@
+"""What the routes share: the engine's thread, the options, the model's names, the metrics."""
+
+from dataclasses import dataclass
+
+from fastapi import Request
+
+from kvpager.config.server_options import ServerOptions
+from kvpager.engine.engine import Engine
+from kvpager.metrics.request_metrics import RequestMetrics
+from kvpager.server.engine_thread import EngineThread
+
+
+@dataclass(slots=True)
+class Service:
+    thread: EngineThread
+    options: ServerOptions
+    metrics: RequestMetrics
+    started: int  # unix seconds
+
+    @property
+    def engine(self) -> Engine:
+        """For what never changes: options, layout, limits, tokenizer. REQUIRES: started."""
+        assert self.thread.engine is not None
+        return self.thread.engine
+
+    @property
+    def model_name(self) -> str:
+        return self.options.served_name or self.engine.options.model
+
+
+def service_of(request: Request) -> Service:
+    """For routes: ``service: Annotated[Service, Depends(service_of)]``."""
+    service: Service = request.app.state.service
+    return service
