@@ -355,28 +355,28 @@ class Migration:
     def _complete_move(self, move: Move) -> None:
         move.spread_error()
         if move.target is self._device:
-            for transfer in move.transfers:
-                self._complete_load(move, transfer)
+            self._complete_loads(move)
             del self._open[id(move)]
         else:
             self._complete_demotions(move, self._place(move.target))
 
-    def _complete_load(self, move: Move, transfer: Transfer) -> None:
-        load, source = transfer.load, self.tiers[self._place(move.source)]
-        assert load is not None
-        self._loading_bytes -= self._device.page_bytes
-        source.complete_load(transfer.source, transfer.error)
-        if transfer.error is None:
-            self._promoted[source.kind] += 1
-            history = source.history(transfer.page.key)
-            if history is not None:
+    def _complete_loads(self, move: Move) -> None:
+        source, now = self.tiers[self._place(move.source)], self._clock()
+        for transfer in move.transfers:
+            load, error = transfer.load, transfer.error
+            assert load is not None
+            source.complete_load(transfer.source, error)
+            if error is None and (history := source.history(transfer.page.key)) is not None:
                 load.histories[load.blocks[transfer.place]] = history
-            source.touch([transfer.page.key])
-        load.errors[transfer.place] = transfer.error
-        load.num_open -= 1
-        load.tier_ended[source.kind] = self._clock()
-        if load.is_done:
-            load.ended = load.tier_ended[source.kind]
+            load.errors[transfer.place] = error
+            load.num_open -= 1
+            load.tier_ended[source.kind] = now
+            if load.is_done:
+                load.ended = now
+        came = [transfer.page.key for transfer in move.transfers if transfer.error is None]
+        source.touch(came)  # after their histories were read, which are from before this use
+        self._promoted[source.kind] += len(came)
+        self._loading_bytes -= len(move.transfers) * self._device.page_bytes
 
     def _complete_demotions(self, move: Move, at: int) -> None:
         for transfer in move.transfers:

@@ -177,8 +177,8 @@ class SlotBook:
         slot = self._slot_of.get(key)
         if slot is None or slot in self._writing:
             return None
+        self._keep(slot)
         self._readers[slot] += 1
-        self.policy.withdraw(np.array([slot]))
         return slot
 
     def complete_load(self, slot: int) -> None:
@@ -191,8 +191,8 @@ class SlotBook:
     def hold(self, key: ContentKey) -> int | None:
         slot = self.slot(key)
         if slot is not None:
+            self._keep(slot)
             self._holds[slot] += 1
-            self.policy.withdraw(np.array([slot]))
         return slot
 
     def let_go(self, slot: int) -> None:
@@ -320,6 +320,11 @@ class SlotBook:
     def _give_back(self, slot: int) -> None:
         if slot not in self._withdrawn:
             self._free.append(slot)
+
+    def _keep(self, slot: int) -> None:
+        """A reader or a holder comes; from the second on it is not to be dropped anyway."""
+        if not self._stays(slot):
+            self.policy.withdraw(np.array([slot]))
 
     def _settle(self, slot: int) -> None:
         """A reader or a holder has gone."""
