@@ -88,7 +88,7 @@ class Sequence:
         self.matched_tokens: int | None = None  # where an earlier sequence began its request; else as found
         self.stop = StopReason.UNKNOWN
         self.priority = DEFAULT_PRIORITY
-        self.tenant = scope.salt
+        self.tenant = scope.salt if scope.tenant is None else scope.tenant
         self.wishes: tuple[Retention, ...] = ()  # what it was asked to retain
         self.retained: tuple[Retained, ...] = ()  # and the answers
         self.away: tuple[AwayPages, ...] | None = None  # by layer group: pages below the device, or gone for good

@@ -40,7 +40,8 @@ from kvpager.errors import ConfigError
 
 DEFAULT_PAGE_SIZE = 32  # tokens; docs/design/0009-native-kernels.md has the measurements it was chosen by
 ENVIRONMENT_PREFIX = "KVPAGER_"
-RESERVED_VARIABLES = frozenset({"KVPAGER_HOME"})  # not an option: the folder where models are kept, read by models/
+# Not options: the folder where models are kept, read by models/, and a key that a server asks for, read by server/.
+RESERVED_VARIABLES = frozenset({"KVPAGER_HOME", "KVPAGER_API_KEY"})
 _DEBUG_ALIAS = "KV_DEBUG"  # the short name of KVPAGER_DEBUG
 
 _NAME = r"[a-z][a-z0-9_-]*"

@@ -11,7 +11,7 @@ shortened digest.
 
 import hashlib
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from kvpager.errors import ConfigError
 from kvpager.types import ContentKey
@@ -34,18 +34,20 @@ class Scope:
 
     ``salt`` keeps tenants apart; the empty salt is the same as none. ``adapter`` and ``adapter_version`` name the
     weights on top of the model: give a new version whenever the adapter's weights change. ``media`` is sorted by
-    position. Raises ConfigError for wrong types, names over 1,024 characters, or digests that are not 32 bytes.
+    position. ``tenant``: who pays for the pages, see docs/retention.md; None: whom the salt names. It need not be
+    equal. Raises ConfigError for wrong types, names over 1,024 characters, or digests that are not 32 bytes.
     """
 
     salt: str = ""
     adapter: str = ""
     adapter_version: str = ""
     media: tuple[Media, ...] = ()
+    tenant: str | None = field(default=None, compare=False)
 
     def __post_init__(self) -> None:
-        for name in ("salt", "adapter", "adapter_version"):
+        for name in ("salt", "adapter", "adapter_version", "tenant"):
             value = getattr(self, name)
-            if not isinstance(value, str) or len(value) > _MAX_NAME:
+            if (name != "tenant" or value is not None) and (not isinstance(value, str) or len(value) > _MAX_NAME):
                 raise ConfigError(f"scope {name} must be a string of at most {_MAX_NAME} characters")
         if self.adapter_version and not self.adapter:
             raise ConfigError("scope adapter_version without an adapter: name the adapter too")
@@ -66,9 +68,9 @@ class Scope:
 def digest_fields(fields: Iterable[bytes]) -> ContentKey:
     """SHA-256 over length-prefixed fields."""
     state = hashlib.sha256()
-    for field in fields:
-        state.update(len(field).to_bytes(8, "little"))
-        state.update(field)
+    for each in fields:
+        state.update(len(each).to_bytes(8, "little"))
+        state.update(each)
     return ContentKey(state.digest())
 
 

@@ -1,0 +1,1 @@
+"""The routes under /v1/kv: what the memory is, and what of it may be managed."""
