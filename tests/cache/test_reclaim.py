@@ -62,7 +62,9 @@ def test_a_call_that_can_not_be_served_drops_nothing() -> None:
         with pytest.raises(OutOfBlocks):
             stamp.cache.step({stamp.cache.sequence(T(80, 103)): 24})
         assert stamp.cache.lookup([*T(1, 16), 0]).num_tokens == 16
-        assert stamp.cache.statistics().reclaim.direct == 0
+        shown = stamp.cache.statistics()
+        assert shown.reclaim.direct == 0
+        assert shown.allocation_failures == 1
         stamp.verify(live)
 
 

@@ -266,6 +266,7 @@ def test_pages_in_use_go_when_the_last_user_lets_go() -> None:
         two.free()
         assert found(stamp.cache, T(1, 16)) == 0
         assert block_counts(stamp.cache)["free"] == 16
+        assert stamp.cache.statistics().reclaim.expired == 4
 
 
 def test_of_several_times_the_longest_counts_and_pins_of_others_hold() -> None:
@@ -385,6 +386,7 @@ def test_a_tenant_beyond_its_quota_loses_its_own_pages_at_once_and_no_live_one()
         shown = cache.statistics().retention
         assert shown is not None
         assert shown.dropped_by_quota == 4 + 2 + 3
+        assert cache.statistics().reclaim.quota == shown.dropped_by_quota
         assert shown.tenants["a"].quota == {TierKind.DEVICE: 0}
         assert "a 0 of 0 blocks" in str(cache.statistics())
         cache.check()

@@ -497,7 +497,11 @@ def test_the_lower_priority_is_the_one_that_is_preempted() -> None:
     with Engine(tiny_model(), page_size=16, num_blocks=10) as engine:
         low = engine.submit(prompts[0], Sampling(max_tokens=60), priority=0)
         high = engine.submit(prompts[1], Sampling(max_tokens=60), priority=1)
+        assert high.started is None
         drive(engine)
+        assert low.started is not None
+        assert high.started is not None
+        assert low.came < high.came < high.started < low.started  # of the first time, not after it was preempted
         assert low.completions()[0].preemptions > 0
         assert high.completions()[0].preemptions == 0
         for request, prompt in zip((low, high), prompts, strict=True):

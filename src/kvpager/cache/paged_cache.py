@@ -86,6 +86,7 @@ class PagedCache:
         self._lookups = self._prompt_tokens = self._hit_tokens = self._computed_tokens = 0
         self._hits_by_tier = dict.fromkeys(TierKind, 0)
         self._deduplicated = 0
+        self.allocation_failures = 0  # calls that raised OutOfBlocks
         self._is_closed = False
         self.epoch = 0  # of the index: how often everything in it was forgotten
         self.lower: LowerPages | None = None  # the tiers below the device, where there are any
@@ -386,6 +387,7 @@ class PagedCache:
         if not self._reclaimer.make_free(needed) and not self._wait_for_free(needed):
             nobody_else = len(self.sequences) <= 1  # could make room
             if not nobody_else or not self._reclaimer.make_free_at_last(needed):
+                self.allocation_failures += 1
                 counts, reclaimable = self.pool.counts(), self._reclaimer.num_reclaimable
                 raise OutOfBlocks(needed, counts.free, counts.pinned, reclaimable, counts.total)
         return self.pool.allocate(needed)

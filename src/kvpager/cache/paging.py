@@ -228,6 +228,7 @@ class Paging:
                 f"a step of {count} tokens needs {need} pages on the device, and the sequence may have {limit}: "
                 "take fewer tokens a step, or raise its resident limit"
             )
+        self._cache.allocation_failures += 1
         raise OutOfBlocks(missing, pool.free, pool.pinned, self._cache._reclaimer.num_reclaimable, pool.total)
 
     def _bring_begun_page(self, seq: Sequence) -> bool:

@@ -49,10 +49,13 @@ class Watermarks:
 
 @dataclass(frozen=True, slots=True)
 class ReclaimCounts:
-    """Cached blocks dropped since the cache was opened, by who needed them."""
+    """Cached blocks dropped since the cache was opened, by why: for a watermark, for a call that lacked some, as their
+    tenant held more than its quota, as their time to live had run out."""
 
     background: int
     direct: int
+    quota: int = 0
+    expired: int = 0
 
 
 class Below(Protocol):
@@ -80,13 +83,15 @@ class Reclaimer:
         self.watermarks = watermarks
         self._background = 0
         self._direct = 0
+        self._quota = 0
+        self._expired = 0
         self.pins_yield = False  # nothing could go on otherwise: pinned pages go where nothing else is left
         self.pins_yielded = 0  # pinned pages that went so
         self.has_made_gaps = False  # in the prefix index: pages went under which others are mapped
         self.below: Below | None = None
 
     def counts(self) -> ReclaimCounts:
-        return ReclaimCounts(self._background, self._direct)
+        return ReclaimCounts(self._background, self._direct, self._quota, self._expired)
 
     @property
     def num_reclaimable(self) -> int:
@@ -198,8 +203,8 @@ class Reclaimer:
         return self._index.num_entries < before
 
     def evict(self, block: int) -> None:
-        """Drops one block that may go, whether blocks are short or not."""
-        self._direct += self._evict([block])
+        """Drops one block that may go, for a quota: whether blocks are short or not."""
+        self._quota += self._evict([block])
 
     def forget(self, blocks: Iterable[int]) -> int:
         """Drops what nobody maps of findable blocks, given children before parents, and overwrites it; nothing is saved
@@ -213,6 +218,7 @@ class Reclaimer:
         nodes = [index.node_of_block(block) for block in gone]
         left = [index.detach(block) for block in gone]
         freed = self._pool.unpublish(ids)
+        self._expired += len(freed)
         for node, stayed in zip(nodes, left, strict=True):
             if stayed != node:
                 self._evictable.lost_child(stayed)

@@ -38,6 +38,7 @@ class PrefixCounts:
 class CacheStatistics:
     """``blocks`` by state; ``tokens`` live in ``sequences``; ``waste_tokens`` are slots of mapped blocks that no
     token fills (internal fragmentation), each block counted once; ``shared_blocks`` are mapped by more than one table.
+    ``allocation_failures``: calls that could not get the blocks they needed.
     """
 
     blocks: PoolCounts
@@ -57,6 +58,7 @@ class CacheStatistics:
     migration: MigrationStatistics | None = None
     retention: RetentionStatistics | None = None  # None where nothing was ever retained
     paging: PagingStatistics | None = None  # None where no page of a running sequence was ever away from the device
+    allocation_failures: int = 0
 
     def __str__(self) -> str:
         b = self.blocks
@@ -103,6 +105,7 @@ def read_statistics(cache: "PagedCache") -> CacheStatistics:
         migration=None if lower is None else lower.migration.statistics(),
         retention=cache.retention.statistics(),
         paging=cache.paging.statistics(),
+        allocation_failures=cache.allocation_failures,
     )
 
 

@@ -364,6 +364,8 @@ class Engine:
         del self._waiting[branch.key]
         branch.rank = effective_rank(branch.request.priority, branch.waited)
         branch.move(BranchState.RUNNING)
+        if branch.request.started is None:
+            branch.request.started = perf_counter()
         self._opening.open(branch, admission, self.loading.leave(branch))
         self._running[branch.key] = branch
 

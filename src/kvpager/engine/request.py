@@ -204,7 +204,8 @@ class Request:
     """``priority``: higher goes first; waiting raises it, so nobody waits for ever. ``limit``: tokens at most, with
     the prompt, by the model's context and the pool. ``ended``: says why a choice ended. ``matched``: tokens of the
     prompt that were found when it first started; None before. ``came``: when it was submitted, in the engine's seconds.
-    ``attend``: how it attends to its context. ``listener``: is told of its tokens and endings.
+    ``started``: when it was first admitted, in the same seconds; None before. ``attend``: how it attends to its
+    context. ``listener``: is told of its tokens and endings.
     """
 
     id: int
@@ -217,6 +218,7 @@ class Request:
     ended: "EndedBy | None" = None
     matched: int | None = None
     came: float = 0.0
+    started: float | None = None
     retain: tuple[Retention, ...] = ()
     attend: Attend = EXACT
     listener: Callable[[TokenEvent], None] | None = None
