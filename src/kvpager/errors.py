@@ -3,6 +3,7 @@
 KVPagerError
 ├── ConfigError          yours: a size, option or argument is wrong; fix it and start again
 ├── RequestError         the client's: this request can never run; nothing was changed
+│   └── QueueFull            nobody's: too many wait already; try again later
 ├── ModelError           the model's: the files are missing or damaged
 │   └── UnsupportedModel     it would run wrong here, so it does not run
 ├── MissingExtra         a dependency is not installed; the message names the extra
@@ -25,6 +26,14 @@ class ConfigError(KVPagerError, ValueError):
 
 class RequestError(KVPagerError, ValueError):
     """A request that can never run as asked. The message names the limit; nothing was changed."""
+
+
+class QueueFull(RequestError):
+    """As many requests wait as may. ``retry_after``: seconds after which it may be worth a try."""
+
+    def __init__(self, waiting: int, retry_after: int = 1) -> None:
+        super().__init__(f"the queue is full: {waiting} requests are waiting; retry later")
+        self.retry_after = retry_after
 
 
 class ModelError(KVPagerError):

@@ -46,7 +46,7 @@ from kvpager.engine.slow_lane import Abandoned
 from kvpager.engine.slow_steps import SlowStep, SlowSteps
 from kvpager.engine.slow_turns import HUNG_SECONDS, MAX_STILL_PASSES, SlowTurns
 from kvpager.engine.statistics import EngineStatistics
-from kvpager.errors import ConfigError, PagesLost, RequestError
+from kvpager.errors import ConfigError, PagesLost, QueueFull
 from kvpager.prefix.hashing import Scope
 from kvpager.types import TierKind
 
@@ -148,7 +148,7 @@ class Engine:
         attend = self._opening.attend_of(attend)
         limit = self._intake.check(ids, sampling, attend)
         if len(self._waiting) >= self.options.max_waiting:
-            raise RequestError(f"the queue is full: {len(self._waiting)} requests are waiting; retry later")
+            raise QueueFull(len(self._waiting))
         request = Request(self._next_request, index, ids, sampling, priority, scope, limit, ended)
         request.retain, request.attend, request.listener = tuple(retain), attend, listener
         request.came = perf_counter()

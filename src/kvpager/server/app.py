@@ -21,7 +21,9 @@ from kvpager.version import __version__
 def create_app(open_engine: Callable[[], Engine], options: ServerOptions) -> FastAPI:
     """``open_engine`` is called when the application starts, on the thread that then runs the engine."""
     metrics = RequestMetrics()
-    thread = EngineThread(open_engine, stall_seconds=options.stall_seconds, metrics=metrics)
+    thread = EngineThread(
+        open_engine, stall_seconds=options.stall_seconds, max_seconds=options.max_seconds, metrics=metrics
+    )
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:

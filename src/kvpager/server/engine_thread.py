@@ -1,260 +1,277 @@
-"""The engine on a thread of its own, beside the event loop. What crosses the border are messages, never locks.
+"""The engine on a thread of its own, beside the event loop. What crosses the border are messages, never shared state.
 
-    event loop                                     engine's thread
-    submit / cancel / call  --- inbox (deque) --->  between two steps
-    Answer.events()  <--- one call_soon_threadsafe for all tokens of a step ---  listeners
+    event loop (here)                                   engine's thread (engine_loop.py)
+    submit / cancel / call  --------- inbox --------->  between two steps
+    Answer.events()  <------ one call_soon_threadsafe for all that a step gave ------  listeners
 
-Knows no HTTP. An answer that nobody reads keeps its tokens, at most max_tokens of them for each choice.
+If the thread dies, every open request ends with EngineGone at once, and so does whatever comes later. Knows no HTTP.
 """
 
 import asyncio
 import logging
 import threading
-from collections import deque
-from collections.abc import AsyncIterator, Callable
-from concurrent.futures import Future
+from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass, field
+from functools import partial
 from time import perf_counter
-from typing import TypeVar
+from typing import Any, TypeVar
 
-from kvpager.cache.retention_terms import Retention
-from kvpager.config.attend import Attend
 from kvpager.engine.engine import Engine
-from kvpager.engine.intake import Prompt
-from kvpager.engine.request import Completion, FinishReason, Request, TokenEvent
-from kvpager.engine.sampling_params import Sampling
-from kvpager.errors import KVPagerError
+from kvpager.engine.request import FinishReason
+from kvpager.errors import InvariantError, QueueFull, RequestError
 from kvpager.metrics.request_metrics import RequestMetrics
-from kvpager.prefix.hashing import Scope
-from kvpager.server.health import Condition, Health
+from kvpager.metrics.snapshot import Snapshot, take
+from kvpager.server.answer import Answer, Ask, EngineGone
+from kvpager.server.engine_loop import EngineLoop, Label, Message, News
+from kvpager.server.health import Condition, Health, of_silence
 
 _log = logging.getLogger(__name__)
 _T = TypeVar("_T")
-_IDLE_SECONDS = 0.5  # between two looks at what falls due by itself, while nothing runs
-
-
-@dataclass(frozen=True, slots=True)
-class Ask:
-    """What a client wants of the engine: the arguments of ``Engine.submit``. ``label``: the client's id for it."""
-
-    prompt: Prompt
-    sampling: Sampling
-    priority: int = 0
-    scope: Scope = field(default_factory=Scope)
-    retain: tuple[Retention, ...] = ()
-    attend: Attend | str | None = None
-    label: str = ""
-    session: str = ""
-
-
-class EngineGone(KVPagerError):
-    """The engine does not take requests now: it starts, drains, has stopped or failed."""
-
-
-class Answer:
-    """A request's tokens, on the event loop's side. Leaving ``events`` early does not cancel; ``cancel`` does."""
-
-    def __init__(self, thread: "EngineThread", ask: Ask) -> None:
-        self._thread = thread
-        self.ask = ask
-        self.request: Request | None = None  # once it is queued; what is immutable of it may be read
-        self._events: deque[TokenEvent] = deque()
-        self._wake = asyncio.Event()
-        self._failure: Exception | None = None
-        self._choices_left = ask.sampling.n
-
-    @property
-    def prompt_tokens(self) -> int:
-        """REQUIRES: submitted."""
-        assert self.request is not None
-        return len(self.request.prompt)
-
-    @property
-    def is_finished(self) -> bool:
-        return self._choices_left == 0 or self._failure is not None
-
-    async def events(self) -> AsyncIterator[list[TokenEvent]]:
-        """What has come since the last time, until every choice has ended. Raises EngineGone if the engine dies."""
-        while True:
-            await self._wake.wait()
-            self._wake.clear()
-            batch = list(self._events)
-            self._events.clear()
-            if batch:
-                yield batch
-            if self._failure is not None:
-                raise self._failure
-            if self._choices_left == 0:
-                return
-
-    async def completions(self) -> list[Completion]:
-        """All choices, when they have ended."""
-        async for _ in self.events():
-            pass
-        assert self.request is not None
-        return list(self.request.completions())
-
-    def cancel(self) -> None:
-        """Its pages go back after the step that is under way. Cancelling again, or what has ended, does nothing."""
-        if not self.is_finished:
-            self._thread.cancel(self)
-
-    # -- called on the event loop, by the thread's messages --
-
-    def _take(self, events: list[TokenEvent]) -> None:
-        self._events.extend(events)
-        self._choices_left -= sum(event.finish_reason is not None for event in events)
-        self._wake.set()
-
-    def _fail(self, error: Exception) -> None:
-        self._failure = error
-        self._wake.set()
+_FRESH_SECONDS = 1.0  # so old may a snapshot be
+_BUSY_SECONDS = 2.0  # who asks for a snapshot waits no longer for the engine; nor does one that took too long
+_CLOSE_SECONDS = 20.0  # that closing the engine may take: a disk tier writes what it holds
 
 
 class EngineThread:
-    """``open_engine`` is called on the thread. REQUIRES: ``start`` and all else are called on one event loop."""
+    """``open_engine`` is called on the thread. REQUIRES: ``start`` and all else are called on one event loop.
 
-    def __init__(self, open_engine: Callable[[], Engine], *, stall_seconds: float, metrics: RequestMetrics) -> None:
-        self._open_engine = open_engine
-        self._stall_seconds = stall_seconds
-        self._metrics = metrics
-        self._inbox: deque[Callable[[Engine], None]] = deque()
-        self._news = threading.Event()
-        self._outbox: dict[Answer, list[TokenEvent]] = {}
-        self._answers: set[Answer] = set()
-        self._condition = Condition.STARTING
-        self._reason = ""
-        self._heartbeat = perf_counter()
-        self._thread = threading.Thread(target=self._run, name="kvpager-engine", daemon=True)
-        self._loop: asyncio.AbstractEventLoop | None = None
-        self._opened: Future[Engine] = Future()
+    ``stall_seconds``: without a finished step or an idle turn, after which it counts as stalled. ``max_seconds``: that
+    a request may take; then its choices end, with LENGTH where they have a token, else with ERROR. ``before_turn``: is
+    called on the thread between any two steps; tests let things go wrong there.
+    """
+
+    def __init__(
+        self,
+        open_engine: Callable[[], Engine],
+        *,
+        stall_seconds: float,
+        metrics: RequestMetrics,
+        max_seconds: float | None = None,
+        before_turn: Message | None = None,
+    ) -> None:
         self.engine: Engine | None = None  # for what never changes: options, layout, limits, tokenizer
-
-    # -- the event loop's side ------------------------------------------------------------------------------------
+        self._stall_seconds, self._max_seconds = stall_seconds, max_seconds
+        self._metrics = metrics
+        self._side = EngineLoop(open_engine, metrics, tell=self._tell, died=self._tell_death)
+        self._side.before_turn = before_turn
+        self._thread = threading.Thread(target=self._side.run, name="kvpager-engine", daemon=True)
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._phase = Condition.STARTING
+        self._answers: set[Answer] = set()
+        self._calls: set[asyncio.Future[Any]] = set()
+        self._quiet = asyncio.Event()  # no answer is open
+        self._quiet.set()
+        self._fetching: asyncio.Task[None] | None = None
 
     async def start(self) -> Engine:
         """Opens the engine. Raises what opening it raised."""
         self._loop = asyncio.get_running_loop()
         self._thread.start()
-        self.engine = await asyncio.wrap_future(self._opened)
+        self.engine = await asyncio.wrap_future(self._side.opened)
+        self._phase = Condition.READY
         return self.engine
+
+    # -- what there is to know ------------------------------------------------------------------------------------
 
     @property
     def health(self) -> Health:
-        silent = perf_counter() - self._heartbeat
-        if self._condition is Condition.READY and silent > self._stall_seconds:
-            return Health(Condition.STALLED, f"the engine has not finished a step for {silent:.0f} s")
-        return Health(self._condition, self._reason)
+        if self._side.death:
+            return Health(Condition.FAILED, self._side.death)
+        if self._phase is not Condition.READY:
+            return Health(self._phase)
+        return of_silence(perf_counter() - self._side.heartbeat, self._stall_seconds)
+
+    @property
+    def num_open(self) -> int:
+        """Requests that have come and not ended."""
+        return len(self._answers)
+
+    @property
+    def labels(self) -> dict[int, Label]:
+        """What clients call the requests that are under way, by request id. Read it on the engine's thread."""
+        return self._side.labels
+
+    @property
+    def before_turn(self) -> Message | None:
+        return self._side.before_turn
+
+    @before_turn.setter
+    def before_turn(self, message: Message | None) -> None:
+        self._side.before_turn = message
+
+    async def snapshot(self) -> Snapshot:
+        """At most a second old; the last one there is where the engine is busy for longer than two, or gone."""
+        assert self._side.snapshot is not None, "not started"
+        if perf_counter() - self._side.snapshot.at > _FRESH_SECONDS:
+            if self._fetching is None or self._fetching.done():
+                self._fetching = asyncio.create_task(self._fetch())
+            await asyncio.wait({self._fetching}, timeout=_BUSY_SECONDS)
+        return self._side.snapshot
+
+    async def _fetch(self) -> None:
+        with suppress(EngineGone):
+            self._side.snapshot = await self.call(lambda engine: take(engine, perf_counter()))
+
+    # -- requests -------------------------------------------------------------------------------------------------
 
     async def submit(self, ask: Ask) -> Answer:
-        """Queues a request. Raises RequestError for one that can never run or a full queue, EngineGone."""
-        answer = Answer(self, ask)
-        await self._call(lambda engine: self._submit(engine, answer))
-        return answer
+        """Queues a request. Raises RequestError for one that can never run, QueueFull and EngineGone at once.
 
-    def cancel(self, answer: Answer) -> None:
-        self._post(lambda engine: self._cancel(engine, answer))
+        Being cancelled meanwhile cancels the request; then the engine may never hear of it.
+        """
+        came = perf_counter()
+        try:
+            if not self.health.is_ready:
+                raise self._gone()
+            self._side.waiting.check(came)
+            return await self._submit(ask, came)
+        except (EngineGone, RequestError) as error:
+            self._metrics.refused(_reason(error))
+            raise
+
+    async def _submit(self, ask: Ask, came: float) -> Answer:
+        answer = Answer(ask, self._cancel)
+        self._answers.add(answer)
+        self._quiet.clear()
+        self._side.waiting.posted += 1
+        try:
+            async with asyncio.timeout(self._max_seconds):
+                await self._call(lambda engine: self._side.begin(engine, answer, came))
+        except BaseException as error:
+            self._forget(answer)
+            answer.cancel()
+            if isinstance(error, TimeoutError):
+                raise EngineGone("the engine did not take the request in the time that one may take") from None
+            raise
+        if self._max_seconds is not None:
+            assert self._loop is not None
+            left = self._max_seconds - (perf_counter() - came)
+            answer.limit = self._loop.call_later(max(0.0, left), self._expire, answer)
+        return answer
 
     async def call(self, function: Callable[[Engine], _T]) -> _T:
         """Runs a function on the engine's thread between two steps. Raises what it raises, and EngineGone."""
+        if self._side.death or self._phase not in (Condition.READY, Condition.DRAINING):
+            raise self._gone()
         return await self._call(function)
 
+    def _gone(self) -> EngineGone:
+        return EngineGone(f"the engine is {self.health.condition.value}; try again later, or another server")
+
     async def _call(self, function: Callable[[Engine], _T]) -> _T:
-        if self._condition is not Condition.READY:
-            raise EngineGone(f"the engine is {self._condition.value}")
-        future: Future[_T] = Future()
+        assert self._loop is not None
+        future: asyncio.Future[_T] = self._loop.create_future()
+        self._calls.add(future)
+        future.add_done_callback(self._calls.discard)
 
         def run(engine: Engine) -> None:
-            if not future.set_running_or_notify_cancel():
+            if future.cancelled():
                 return
             try:
-                future.set_result(function(engine))
-            except BaseException as error:
-                future.set_exception(error)
+                result = function(engine)
+            except Exception as error:
+                self._side.news.results.append(partial(_settle, future, None, error))
+                if isinstance(error, InvariantError):
+                    raise
+            else:
+                self._side.news.results.append(partial(_settle, future, result, None))
 
-        self._post(run)
-        return await asyncio.wrap_future(future)
+        self._side.post(run)
+        return await future
 
-    def _post(self, message: Callable[[Engine], None]) -> None:
-        self._inbox.append(message)
-        self._news.set()
-
-    async def stop(self) -> None:
-        """Cancels what runs, closes the engine and joins the thread."""
-        self._condition = Condition.STOPPED
-        self._news.set()
-        await asyncio.to_thread(self._thread.join)
-
-    # -- the engine's thread --------------------------------------------------------------------------------------
-
-    def _run(self) -> None:
-        try:
-            engine = self._open_engine()
-        except BaseException as error:
-            self._condition, self._reason = Condition.FAILED, str(error)
-            self._opened.set_exception(error)
-            return
-        self._condition = Condition.READY
-        self._opened.set_result(engine)
-        with engine:
-            try:
-                while self._condition is not Condition.STOPPED:
-                    self._turn(engine)
-            except BaseException as error:
-                _log.exception("the engine's thread has died")
-                self._condition, self._reason = Condition.FAILED, f"{type(error).__name__} in the engine"
-                self._tell(lambda: self._fail_all(EngineGone("the engine has failed")))
-
-    def _turn(self, engine: Engine) -> None:
-        self._heartbeat = perf_counter()
-        self._news.clear()
-        while self._inbox:
-            self._inbox.popleft()(engine)
-        if engine.has_work:
-            engine.step()
+    def _cancel(self, answer: Answer) -> None:
+        if answer.claim():
+            self._side.waiting.dropped += 1  # the engine has not heard of it, and won't
         else:
-            self._news.wait(_IDLE_SECONDS)
-        if self._outbox:
-            outbox, self._outbox = self._outbox, {}
-            self._tell(lambda: self._deliver(outbox))
+            self._side.post(lambda engine: self._side.end(engine, answer))
 
-    def _submit(self, engine: Engine, answer: Answer) -> None:
-        ask = answer.ask
+    def _expire(self, answer: Answer) -> None:
+        assert self._loop is not None
+        if not (answer.is_finished or answer.is_cancelled):
+            answer.is_expired = True
+            answer.cancel()
+            gone = EngineGone("the request took longer than one may, and the engine does not answer")
+            answer.limit = self._loop.call_later(_BUSY_SECONDS, self._fail, answer, gone)
 
-        def listen(event: TokenEvent) -> None:
-            self._outbox.setdefault(answer, []).append(event)
+    # -- the end --------------------------------------------------------------------------------------------------
 
-        answer.request = engine.submit(
-            ask.prompt,
-            ask.sampling,
-            priority=ask.priority,
-            scope=ask.scope,
-            retain=ask.retain,
-            attend=ask.attend,
-            listener=listen,
-        )
-        self._answers.add(answer)
+    async def drain(self, seconds: float) -> bool:
+        """Takes no more requests; those under way get so long, then they end with EngineGone. Whether all were done."""
+        self._phase = Condition.DRAINING
+        with suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                await self._quiet.wait()
+        is_done = not self._answers
+        for answer in tuple(self._answers):
+            answer.cancel()
+            self._fail(answer, EngineGone("the server stops, and the request did not end in time"))
+        return is_done
 
-    def _cancel(self, engine: Engine, answer: Answer) -> None:
-        if answer.request is not None:
-            engine.cancel(answer.request.id)
+    async def stop(self) -> bool:
+        """Cancels what runs, closes the engine and ends the thread; whether it did end, without having died."""
+        self._phase = Condition.STOPPED
+        self._side.stop()
+        if self._thread.is_alive():
+            await asyncio.to_thread(self._thread.join, _CLOSE_SECONDS)
+        self._fail_all()
+        if self._thread.is_alive():
+            _log.error("the engine has not ended within %.0f s of being asked to", _CLOSE_SECONDS)
+        return not (self._thread.is_alive() or self._side.death)
 
-    def _tell(self, message: Callable[[], None]) -> None:
+    # -- what the engine's thread tells ---------------------------------------------------------------------------
+
+    def _tell(self, news: News) -> None:
+        self._soon(partial(self._deliver, news))
+
+    def _tell_death(self) -> None:
+        self._soon(self._fail_all)
+
+    def _soon(self, message: Callable[[], None]) -> None:
         assert self._loop is not None
         with suppress(RuntimeError):  # the loop has ended: nobody listens
             self._loop.call_soon_threadsafe(message)
 
-    def _deliver(self, outbox: dict[Answer, list[TokenEvent]]) -> None:
-        for answer, events in outbox.items():
-            answer._take(events)
+    def _deliver(self, news: News) -> None:
+        for settle in news.results:
+            settle()
+        for answer, events in news.events.items():
+            answer.take(events)
             if answer.is_finished:
-                self._answers.discard(answer)
+                self._side.waiting.ended(perf_counter())
+                self._forget(answer)
 
-    def _fail_all(self, error: Exception) -> None:
-        for answer in self._answers:
-            answer._fail(error)
-        self._answers.clear()
+    def _forget(self, answer: Answer) -> None:
+        if answer.limit is not None:
+            answer.limit.cancel()
+        self._answers.discard(answer)
+        if not self._answers:
+            self._quiet.set()
+
+    def _fail(self, answer: Answer, error: Exception) -> None:
+        answer.fail(error)
+        self._forget(answer)
+
+    def _fail_all(self) -> None:
+        gone = EngineGone(f"the engine has {'failed' if self._side.death else 'stopped'}")
+        for answer in tuple(self._answers):
+            self._fail(answer, gone)
+        for future in tuple(self._calls):
+            _settle(future, None, gone)
 
 
-__all__ = ["Answer", "Ask", "EngineGone", "EngineThread", "FinishReason"]
+def _settle(future: "asyncio.Future[Any]", result: object, error: Exception | None) -> None:
+    if future.done():  # whoever asked is gone
+        return
+    if error is None:
+        future.set_result(result)
+    else:
+        future.set_exception(error)
+
+
+def _reason(error: Exception) -> str:
+    if isinstance(error, QueueFull):
+        return "queue_full"
+    return "unavailable" if isinstance(error, EngineGone) else "invalid"
+
+
+__all__ = ["Answer", "Ask", "EngineGone", "EngineThread", "FinishReason", "Label", "QueueFull"]

@@ -1,0 +1,31 @@
+"""The times of one request's tokens, told to the metrics as they come. Runs on the engine's thread."""
+
+from time import perf_counter
+
+from kvpager.engine.request import TokenEvent
+from kvpager.metrics.request_metrics import RequestMetrics
+
+
+class Timing:
+    """``came``: when the request reached the server, in seconds of ``perf_counter``."""
+
+    def __init__(self, metrics: RequestMetrics, came: float, prompt_tokens: int) -> None:
+        self._metrics = metrics
+        self._came = came
+        self._prompt_tokens = prompt_tokens
+        self._last: dict[int, float] = {}  # of each choice: when its latest token came
+        self._generated: dict[int, int] = {}
+
+    def saw(self, event: TokenEvent) -> None:
+        now = perf_counter()
+        if event.token is not None:
+            before = self._last.get(event.choice)
+            if before is None:
+                self._metrics.first_token(now - self._came)
+            else:
+                self._metrics.next_token(now - before)
+            self._last[event.choice] = now
+            self._generated[event.choice] = self._generated.get(event.choice, 0) + 1
+        if event.finish_reason is not None:
+            generated = self._generated.get(event.choice, 0)
+            self._metrics.ended(event.finish_reason, self._prompt_tokens, generated, now - self._came)
