@@ -500,6 +500,10 @@ class Engine:
         """The running branches, the oldest first: for views."""
         return list(self._running.values())
 
+    def waiting_branches(self) -> list[Branch]:
+        """Those in the queue, as they came: for views."""
+        return list(self._waiting.values())
+
     def statistics(self) -> EngineStatistics:
         return EngineStatistics(
             running=len(self._running),

@@ -100,6 +100,10 @@ class BlockPool:
     def state(self, block: int) -> BlockState:
         return BlockState(int(self._states[block]))
 
+    def states(self) -> np.ndarray:
+        """uint8 [blocks]: the state of every block now (a copy)."""
+        return self._states.copy()
+
     def is_cached(self, ids: np.ndarray) -> np.ndarray:
         """Bool per block: unmapped, unheld and findable."""
         return self._states[ids] == _CACHED

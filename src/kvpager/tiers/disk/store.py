@@ -8,6 +8,7 @@ Opening, ``refresh``, ``sync``, ``check`` and ``close`` read or write files; not
 
 from collections import Counter
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from hashlib import sha256
 from typing import TYPE_CHECKING
 
@@ -403,8 +404,8 @@ class DiskStore:
             state=self.state,
             usage=self.usage(),
             pages=self._book.num_pages,
-            stored=self._stored,
-            loaded=self._loaded,
+            stored=replace(self._stored),
+            loaded=replace(self._loaded),
             evicted=self._book.evicted,
             refused=self._refused,
             declined=self._declined,

@@ -1,0 +1,113 @@
+"""Looks at an engine between two steps, as shortly as possible, and numbers the frames that are made of that.
+
+The look is taken on the engine's thread; figures are made of it elsewhere (metrics/frame_figures.py). Knows what a look
+needs of the one before; does not know who watches.
+"""
+
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from kvpager.metrics.activity import Activity
+from kvpager.metrics.block_view import OwnerNumbers, PageCounts, view_pool
+from kvpager.metrics.contiguous_view import Held
+from kvpager.metrics.frame_figures import Look, Owner, figures_of
+from kvpager.metrics.frames import Frame
+from kvpager.metrics.rates import Rates
+from kvpager.metrics.snapshot import take
+
+if TYPE_CHECKING:
+    from kvpager.engine.engine import Engine
+    from kvpager.engine.request import Branch
+
+MAX_SHOWN = 512  # branches with a row of their own, running ones first
+
+
+@dataclass(frozen=True, slots=True)
+class Label:
+    """How a request is shown: by the id of its response, and the session it belongs to."""
+
+    request: str
+    session: str = ""
+
+
+class FrameTaker:
+    """``labels`` of the requests by the engine's id, asked on the engine's thread; ``started``: unix seconds."""
+
+    def __init__(self, model: str, started: float, labels: Callable[[], Mapping[int, Label]]) -> None:
+        self._model, self._started, self._labels = model, started, labels
+        self._numbers = OwnerNumbers()
+        self._activity = Activity()
+        self._rates = Rates()
+        self._seq = 0
+
+    def look(self, engine: "Engine") -> Look:
+        """REQUIRES: the engine's thread, between two steps."""
+        running, waiting = engine.branches(), engine.waiting_branches()
+        shown = [*running, *waiting[: max(0, MAX_SHOWN - len(running))]]
+        numbers = self._numbers.of(branch.key for branch in shown)
+        mapping = [branch for branch in running if branch.sequence is not None]
+        sequences = [branch.running_sequence for branch in mapping]
+        pool = view_pool(engine.cache, sequences, [numbers[branch.key] for branch in mapping])
+        now, labels = time.perf_counter(), self._labels()
+        place_of_key = {branch.key: place for place, branch in enumerate(mapping)}
+        owners = [
+            _owner(branch, numbers[branch.key], labels, place_of_key.get(branch.key), pool.pages, now)
+            for branch in shown[:MAX_SHOWN]
+        ]
+        return Look(
+            snapshot=take(engine, now),
+            time=time.time(),
+            blocks=pool.blocks,
+            owners=tuple(owners),
+            left_out=len(running) + len(waiting) - len(owners),
+            held=tuple(Held(branch.running_sequence.length, _longest(branch)) for branch in mapping),
+            layout=engine.layout,
+            context=engine.max_tokens,
+        )
+
+    def frame(self, look: Look) -> Frame:
+        """REQUIRES: looks come in the order in which they were taken, one at a time; on any thread."""
+        self._seq += 1
+        figures = {
+            "seq": self._seq,
+            "time": round(look.time, 3),
+            "uptime": round(look.time - self._started, 3),
+            "model": self._model,
+            **figures_of(look, self._rates.now(look.snapshot), self._activity.since_last(look.snapshot, look.time)),
+        }
+        return Frame(self._seq, look.time, figures, look.blocks)
+
+
+def _owner(
+    branch: "Branch", number: int, labels: Mapping[int, Label], place: int | None, pages: PageCounts, now: float
+) -> Owner:
+    request = branch.request
+    label = labels.get(request.id) or Label(f"request-{request.id}")
+    below = 0 if place is None else pages.below[place]
+    return Owner(
+        owner=number,
+        request=label.request,
+        session=label.session,
+        choice=branch.choice,
+        state=branch.state.value,
+        prompt_tokens=len(request.prompt),
+        tokens=0 if branch.sequence is None else branch.sequence.length,
+        generated=len(branch.output),
+        max_tokens=_longest(branch) - len(request.prompt),
+        pages=0 if place is None else pages.blocks[place] + below,
+        shared_pages=0 if place is None else pages.shared[place],
+        pages_below=below,
+        prefix_tokens=branch.prefix_tokens,
+        preemptions=branch.preemptions,
+        is_slow=branch.is_slow,
+        attention=request.attention,
+        age=round(max(0.0, now - request.came), 3),
+    )
+
+
+def _longest(branch: "Branch") -> int:
+    """Tokens of prompt and answer at most."""
+    request = branch.request
+    return min(len(request.prompt) + request.sampling.max_tokens, request.limit)
