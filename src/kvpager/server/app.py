@@ -1,5 +1,6 @@
 """The application: which routes there are, and what stands before them."""
 
+import os
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
@@ -10,9 +11,12 @@ from kvpager.config.server_options import ServerOptions
 from kvpager.engine.engine import Engine
 from kvpager.metrics.request_metrics import RequestMetrics
 from kvpager.server import liveness
+from kvpager.server.bodies import Bodies
 from kvpager.server.engine_thread import EngineThread
+from kvpager.server.envelope import Envelope
 from kvpager.server.errors import ApiError, answer_error
 from kvpager.server.guard import Guard
+from kvpager.server.keys import load_keys
 from kvpager.server.openai import chat, completions, models
 from kvpager.server.service import Service
 from kvpager.version import __version__
@@ -31,10 +35,20 @@ def create_app(open_engine: Callable[[], Engine], options: ServerOptions) -> Fas
         yield
         await thread.stop()
 
-    app = FastAPI(title="kvpager", version=__version__, lifespan=lifespan, docs_url=None, redoc_url=None)
+    app = FastAPI(
+        title="kvpager",
+        version=__version__,
+        lifespan=lifespan,
+        docs_url=None,
+        redoc_url=None,
+        redirect_slashes=False,
+    )
     app.state.service = Service(thread, options, metrics, int(time.time()))
     app.add_exception_handler(ApiError, answer_error)
     for part in (liveness, models, completions, chat):
         app.include_router(part.router)
-    app.add_middleware(Guard, options=options)
+    # The last one added is the first to see a request.
+    app.add_middleware(Bodies, max_bytes=options.max_body_bytes)
+    app.add_middleware(Guard, options=options, keys=load_keys(options.api_keys, os.environ))
+    app.add_middleware(Envelope)
     return app
