@@ -1,6 +1,7 @@
 # Every target calls one tool. `make demo` and `make test` set up all they need, from Python 3.11 or later on.
 PYTHON ?= python3
 VENV ?= .venv
+CLIENTS ?= .venv-clients
 TORCH ?= torch==2.13.0
 BENCH ?= bookkeeping
 PYTEST_ARGS ?=
@@ -13,7 +14,7 @@ RUN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help venv model demo test test-heavy sanitize arm check bench docs clean
+.PHONY: help venv model demo test test-clients test-heavy sanitize arm check bench docs clean
 
 help: ## list the targets
 	@grep -E '^[a-z-]+:.*## ' Makefile | sed -E 's/^([a-z-]+):.*## (.*)/\1|\2/' | awk -F'|' '{ printf "make %-12s %s\n", $$1, $$2 }'
@@ -35,7 +36,12 @@ demo: model ## real prompts on a real model in a small pool, live
 	$(RUN)/kvpager demo
 
 test: model ## all tests but the heavy ones, under ten minutes on two cores
-	OMP_NUM_THREADS=1 $(RUN)/python -m pytest -q -n auto --maxprocesses 8 --dist worksteal -m "not heavy" $(PYTEST_ARGS)
+	OMP_NUM_THREADS=1 $(RUN)/python -m pytest -q -n auto --maxprocesses 8 --dist worksteal -m "not heavy and not clients" $(PYTEST_ARGS)
+
+test-clients: model ## clients that are heavy, against a real server; in a virtual environment of their own
+	test -x $(CLIENTS)/bin/python || $(PYTHON) -m venv $(CLIENTS)
+	$(CLIENTS)/bin/python -m pip install --quiet "$(TORCH)" -r tests/clients/requirements.txt
+	$(RUN)/python -m pytest -q -m clients tests/clients $(PYTEST_ARGS)
 
 test-heavy: model ## the long runs, by hand before a release
 	$(RUN)/python -m pytest -q -m heavy $(PYTEST_ARGS)
