@@ -93,8 +93,9 @@ def test_tiers_that_fail_are_what_their_log_says() -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("capacity", [1000, 5])
 def test_more_tiers_that_fail_are_what_their_log_says(capacity: int) -> None:
-    reasons = simulate(range(100, 140), capacity)
-    assert {(HOST, PageReason.WRONG), (HOST, PageReason.EVICTED), (TierKind.REMOTE, PageReason.LEARNED)} <= reasons
+    reasons = simulate(range(100, 125), capacity)
+    assert {(HOST, PageReason.WRONG), (HOST, PageReason.EVICTED), (DISK, PageReason.FOUND)} <= reasons
+    assert (TierKind.REMOTE, PageReason.COPIED) in reasons
 
 
 class LoggedPaging(PagedWorld):
