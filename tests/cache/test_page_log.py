@@ -226,7 +226,9 @@ def test_a_disk_tier_tells_what_it_finds_loads_and_clears(tmp_path: Path) -> Non
         assert [(event.tier, event.reason) for event in found] == [(DISK, PageReason.FOUND)] * 2
         assert {event.key for event in found} == set(cache.content_keys(T(1, 9)))
         prefill(Stamp(cache), T(1, 9)).free()
-        loaded = of(drained(cache, replay), What.LOADED)
+        events = drained(cache, replay)
+        loaded = of(events, What.LOADED)
+        assert [event.reason for event in of(events, What.STORED)][:2] == [PageReason.ARRIVED] * 2
         assert [(event.tier, event.key) for event in loaded] == [(DISK, key) for key in cache.content_keys(T(1, 9))]
         cache.clear_tiers()
         cleared = of(drained(cache, replay), What.CLEARED)

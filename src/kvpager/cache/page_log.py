@@ -211,20 +211,17 @@ class PageLog:
                 for group in range(self._cache.layout.num_groups):
                     held = index.block(node, group)
                     if held is not None:
-                        self._note_attached(node, group, held, PageReason.FOUND)
+                        self.attached(node, group, held, PageReason.FOUND)
 
     # -- what happens on the device -----------------------------------------------------------------------------
 
-    def attached(self, node: NodeId, group: int, block: int) -> None:
-        self._note_attached(node, group, block, PageReason.PUBLISHED)
-
-    def _note_attached(self, node: NodeId, group: int, block: int, reason: PageReason) -> None:
+    def attached(self, node: NodeId, group: int, block: int, why: PageReason) -> None:
         index = self._cache.index
         above, content = index.parent(node), index.label(node) if self._wants_content else None
         parent, scope = block_key(index.key(above), group), None
         if index.label(above) is None:
             scope = "" if index.key(above) == self._cache._root_key(_ANY_SCOPE) else index.key(above).hex()[:16]
-        self._note(What.STORED, TierKind.DEVICE, self._key(node, group), block, reason, parent, group, content, scope)
+        self._note(What.STORED, TierKind.DEVICE, self._key(node, group), block, why, parent, group, content, scope)
 
     def detaching(self, node: NodeId, group: int, block: int, why: PageReason) -> None:
         self._note(What.REMOVED, TierKind.DEVICE, self._key(node, group), block, why, group=group)

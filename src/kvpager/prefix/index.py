@@ -36,7 +36,7 @@ class PartialMatch:
 class IndexWatcher(Protocol):
     """Is told of every page that becomes findable and of every one that is not any more."""
 
-    def attached(self, node: NodeId, group: int, block: int) -> None: ...
+    def attached(self, node: NodeId, group: int, block: int, why: PageReason) -> None: ...
 
     def detaching(self, node: NodeId, group: int, block: int, why: PageReason) -> None:
         """It is still there."""
@@ -198,7 +198,7 @@ class PrefixIndex:
             self._num_children[parent] += 1
         return NodeId(node)
 
-    def attach(self, node: NodeId, group: int, block: int) -> None:
+    def attach(self, node: NodeId, group: int, block: int, why: PageReason = PageReason.PUBLISHED) -> None:
         """The page of ``node`` is held by ``block`` in ``group``. Raises if either is taken."""
         if self._blocks[group][node] != _NONE or self._node_of_block[block] != _NONE:
             raise InvariantError(f"node {node} or block {block} is in the prefix index already")
@@ -207,7 +207,7 @@ class PrefixIndex:
         self._group_of_block[block] = group
         self.num_entries += 1
         if self.watcher is not None:
-            self.watcher.attached(node, group, block)
+            self.watcher.attached(node, group, block, why)
 
     def detach(self, block: int, why: PageReason = PageReason.EVICTED) -> NodeId:
         """Forgets what ``block`` holds; the node stays as long as it has children or blocks in other groups.
