@@ -31,6 +31,7 @@ from kvpager.engine.check import check_engine
 from kvpager.engine.choosing import Chosen, choose, keep_scores
 from kvpager.engine.endings import EndedBy, Endings
 from kvpager.engine.faults import NO_FAULTS
+from kvpager.engine.guide import Guide
 from kvpager.engine.intake import Intake, Prompt
 from kvpager.engine.loading import Loading
 from kvpager.engine.opening import Opening
@@ -133,6 +134,7 @@ class Engine:
         ended: EndedBy | None = None,
         retain: Iterable[Retention] = (),
         attend: Attend | str | None = None,
+        guide: Guide | None = None,
         listener: Callable[[TokenEvent], None] | None = None,
     ) -> Request:
         """Queues a request. Raises RequestError, with the limit, for one that can never run or a full queue.
@@ -140,8 +142,9 @@ class Engine:
         ``priority``: who runs first, larger before smaller; it says nothing of how long pages are kept. ``ended``: says
         of each finished choice why it ended, instead of the engine's. ``retain``: what to pin, rank or let run out of
         its pages; ``Completion.retained`` has the answers. ``attend``: how it attends to its context, instead of as the
-        options say; whatever is not exact is named in ``Completion.attention``. ``listener`` is told of each token and
-        of every ending, whether it came by itself, by an error or by ``cancel``; it must not call the engine.
+        options say; whatever is not exact is named in ``Completion.attention``. ``guide``: restricts what is chosen;
+        each choice has a fork of it. ``listener`` is told of each token and of every ending, whether it came by itself,
+        by an error or by ``cancel``; it must not call the engine.
         """
         self._check_open()
         ids = self.encode(prompt)
@@ -153,7 +156,7 @@ class Engine:
         request.retain, request.attend, request.listener = tuple(retain), attend, listener
         request.came = perf_counter()
         self._next_request += 1
-        self._intake.add_branches(request)
+        self._intake.add_branches(request, guide)
         for branch in request.branches:
             (self._forking if branch.choice else self._waiting)[branch.key] = branch
         self._requests[request.id] = request
@@ -236,6 +239,7 @@ class Engine:
         ended: EndedBy | None = None,
         retain: Iterable[Retention] = (),
         attend: Attend | str | None = None,
+        guide: Guide | None = None,
     ) -> Iterator[TokenEvent]:
         """Runs one prompt, beside whatever else is queued or streamed, and yields its tokens.
 
@@ -250,6 +254,7 @@ class Engine:
             ended=ended,
             retain=retain,
             attend=attend,
+            guide=guide,
             listener=events.append,
         )
         try:

@@ -31,10 +31,11 @@ def take(branch: Branch, result: SampledToken | SamplingFailure | None) -> Taken
         branch.logprobs.append(result)
     if token in branch.sampler.ends:
         return Taken(result, ended=FinishReason.STOP)
-    guide = branch.sampler.guide
+    guide, is_complete = branch.sampler.guide, False
     if guide is not None:
         try:
             guide.accept(token)
+            is_complete = guide.is_complete
         except Exception as error:  # it is the client's, and this is its own choice's end
             return Taken(result, "", FinishReason.ERROR, f"the guide of its text failed: {error}")
     text = ""
@@ -47,7 +48,7 @@ def take(branch: Branch, result: SampledToken | SamplingFailure | None) -> Taken
         branch.text.append(text)
         if delta.finished_by is not None:
             return Taken(result, text, FinishReason.STOP)
-    if guide is not None and guide.is_complete:
+    if is_complete:
         return Taken(result, text, FinishReason.STOP)
     is_full = len(branch.output) >= sampling.max_tokens or branch.num_known > branch.request.limit
     return Taken(result, text, FinishReason.LENGTH if is_full else None)
