@@ -179,6 +179,7 @@ class EngineLoop:
             scope=ask.scope,
             retain=ask.retain,
             attend=ask.attend,
+            guide=ask.guide,
             listener=listen,
         )
         timing = Timing(self._metrics, came, len(request.prompt))
