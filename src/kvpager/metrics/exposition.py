@@ -8,8 +8,9 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
-from prometheus_client.exposition import choose_encoder
+from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4, generate_latest
 from prometheus_client.metrics_core import Metric as Family
+from prometheus_client.openmetrics import exposition as openmetrics
 
 from kvpager.metrics.catalogue import BY_NAME, SNAPSHOT_METRICS
 from kvpager.metrics.metric import PREFIX, Metric, MetricKind, Series, series
@@ -17,6 +18,8 @@ from kvpager.metrics.request_metrics import RequestMetrics
 from kvpager.metrics.snapshot import Snapshot
 from kvpager.metrics.vllm_names import vllm_families
 from kvpager.version import __version__
+
+_OPENMETRICS = "application/openmetrics-text"
 
 
 class FamilySource(Protocol):
@@ -53,8 +56,12 @@ class Exposition:
     def render(self, snapshot: Snapshot, now: float, *, accept: str = "", vllm_model: str | None = None) -> Rendered:
         """``now``: seconds of the clock of ``snapshot.at``. ``accept``: the header; OpenMetrics where it asks for it.
         ``vllm_model``: the model's name under which vLLM's names are shown too; None: they are not."""
-        encode, content_type = choose_encoder(accept)
-        return Rendered(encode(_Collected(tuple(self.families(snapshot, now, vllm_model)))), content_type)
+        collected = _Collected(tuple(self.families(snapshot, now, vllm_model)))
+        if _wants_openmetrics(accept):
+            # The default escaping turns the colon of vLLM's names into an underscore; none of our names needs any.
+            body = openmetrics.generate_latest(collected, openmetrics.ALLOWUTF8)  # type: ignore[no-untyped-call]
+            return Rendered(body, openmetrics.CONTENT_TYPE_LATEST)
+        return Rendered(generate_latest(collected), CONTENT_TYPE_PLAIN_0_0_4)
 
     def families(self, snapshot: Snapshot, now: float, vllm_model: str | None = None) -> Iterator[Family]:
         yield _family(BY_NAME[f"{PREFIX}build_info"], {(__version__,): 1.0})
@@ -67,6 +74,12 @@ class Exposition:
             yield from map(_without_created, source.families())
         if vllm_model is not None:
             yield from vllm_families(snapshot, {family.name: family for family in counted}, vllm_model)
+
+
+def _wants_openmetrics(accept: str) -> bool:
+    """Whether it comes before plain text in the header. The library's own choice stumbles over odd versions."""
+    kinds = [part.partition(";")[0].strip().lower() for part in accept.split(",")]
+    return next((kind for kind in kinds if kind in (_OPENMETRICS, "text/plain")), "") == _OPENMETRICS
 
 
 def _family(metric: Metric, values: Series) -> Family:

@@ -23,7 +23,7 @@ class Setting:
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """``at``: seconds of the monotonic clock."""
+    """``at``: seconds of ``perf_counter``."""
 
     at: float
     engine: EngineStatistics

@@ -1,26 +1,23 @@
 """/metrics: what Prometheus scrapes. For operators, where keys are in use. metrics/exposition.py writes the text."""
 
-from time import monotonic
+from time import perf_counter
 from typing import Annotated
 
 from fastapi import APIRouter, Depends, Request, Response
 
-from kvpager.metrics.snapshot import take
-from kvpager.server.errors import ApiError
 from kvpager.server.service import Service, service_of
-from kvpager.server.tenant import tenant_of
+from kvpager.server.tenant import require_operator
 
 router = APIRouter()
 
 
 @router.get("/metrics")
 async def metrics(request: Request, service: Annotated[Service, Depends(service_of)]) -> Response:
-    if not tenant_of(request).is_operator:
-        raise ApiError(403, "this route is for operators", code="operator_only")
-    snapshot = await service.thread.call(lambda engine: take(engine, monotonic()))
+    """Answers also while the engine does not; kvpager_snapshot_age_seconds tells."""
+    require_operator(request)
     rendered = service.exposition.render(
-        snapshot,
-        monotonic(),
+        await service.thread.snapshot(),
+        perf_counter(),
         accept=request.headers.get("accept", ""),
         vllm_model=service.model_name if service.options.metrics_compat == "vllm" else None,
     )
