@@ -10,7 +10,7 @@ from fastapi import FastAPI
 from kvpager.config.server_options import ServerOptions
 from kvpager.engine.engine import Engine
 from kvpager.metrics.request_metrics import RequestMetrics
-from kvpager.server import liveness
+from kvpager.server import liveness, metrics_route
 from kvpager.server.bodies import Bodies
 from kvpager.server.engine_thread import EngineThread
 from kvpager.server.envelope import Envelope
@@ -45,7 +45,7 @@ def create_app(open_engine: Callable[[], Engine], options: ServerOptions) -> Fas
     )
     app.state.service = Service(thread, options, metrics, int(time.time()))
     app.add_exception_handler(ApiError, answer_error)
-    for part in (liveness, models, completions, chat):
+    for part in (liveness, metrics_route, models, completions, chat):
         app.include_router(part.router)
     # The last one added is the first to see a request.
     app.add_middleware(Bodies, max_bytes=options.max_body_bytes)

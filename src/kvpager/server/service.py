@@ -1,11 +1,12 @@
 """What the routes share: the engine's thread, the options, the model's names, the metrics."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from fastapi import Request
 
 from kvpager.config.server_options import ServerOptions
 from kvpager.engine.engine import Engine
+from kvpager.metrics.exposition import Exposition
 from kvpager.metrics.request_metrics import RequestMetrics
 from kvpager.server.engine_thread import EngineThread
 
@@ -16,6 +17,10 @@ class Service:
     options: ServerOptions
     metrics: RequestMetrics
     started: int  # unix seconds
+    exposition: Exposition = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.exposition = Exposition(self.metrics)
 
     @property
     def engine(self) -> Engine:
