@@ -14,10 +14,10 @@ from kvpager.server import liveness
 from kvpager.server.bodies import Bodies
 from kvpager.server.engine_thread import EngineThread
 from kvpager.server.envelope import Envelope
-from kvpager.server.errors import ApiError, answer_error
+from kvpager.server.errors import ERROR_RESPONSES, add_error_handlers
 from kvpager.server.guard import Guard
 from kvpager.server.keys import load_keys
-from kvpager.server.openai import chat, completions, models
+from kvpager.server.openai import chat, completions, models, tokenize
 from kvpager.server.service import Service
 from kvpager.version import __version__
 
@@ -44,9 +44,9 @@ def create_app(open_engine: Callable[[], Engine], options: ServerOptions) -> Fas
         redirect_slashes=False,
     )
     app.state.service = Service(thread, options, metrics, int(time.time()))
-    app.add_exception_handler(ApiError, answer_error)
-    for part in (liveness, models, completions, chat):
-        app.include_router(part.router)
+    add_error_handlers(app)
+    for part in (liveness, models, completions, chat, tokenize):
+        app.include_router(part.router, responses=ERROR_RESPONSES)
     # The last one added is the first to see a request.
     app.add_middleware(Bodies, max_bytes=options.max_body_bytes)
     app.add_middleware(Guard, options=options, keys=load_keys(options.api_keys, os.environ))

@@ -1,6 +1,6 @@
 """What the routes share: the engine's thread, the options, the model's names, the metrics."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from fastapi import Request
 
@@ -8,6 +8,7 @@ from kvpager.config.server_options import ServerOptions
 from kvpager.engine.engine import Engine
 from kvpager.metrics.request_metrics import RequestMetrics
 from kvpager.server.engine_thread import EngineThread
+from kvpager.server.openai.off_loop import OffLoop
 
 
 @dataclass(slots=True)
@@ -16,6 +17,7 @@ class Service:
     options: ServerOptions
     metrics: RequestMetrics
     started: int  # unix seconds
+    off_loop: OffLoop = field(default_factory=OffLoop)  # for work on texts
 
     @property
     def engine(self) -> Engine:
