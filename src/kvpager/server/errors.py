@@ -12,8 +12,8 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
 
-from kvpager.errors import ConfigError, KVPagerError, RequestError
-from kvpager.server.engine_thread import EngineGone
+from kvpager.errors import ConfigError, KVPagerError, QueueFull, RequestError
+from kvpager.server.answer import EngineGone
 
 _log = logging.getLogger(__name__)
 
@@ -28,7 +28,6 @@ _TYPES = {
     431: "invalid_request_error",
     503: "service_unavailable",
 }
-_RETRY_SECONDS = 2
 _PHRASES = {404: "there is no such route here", 405: "this route does not take that method"}
 _SHAPE = {
     "type": "object",
@@ -78,7 +77,9 @@ class ApiError(Exception):
 def as_api_error(error: KVPagerError) -> ApiError:
     """What a client is told of an error of the engine. Only those that are the client's say more than that."""
     if isinstance(error, EngineGone):
-        return ApiError(503, str(error), code="engine_unavailable", retry_after=_RETRY_SECONDS)
+        return ApiError(503, str(error), code="engine_unavailable", retry_after=error.retry_after)
+    if isinstance(error, QueueFull):
+        return ApiError(429, str(error), code="queue_full", retry_after=error.retry_after)
     if isinstance(error, RequestError | ConfigError):
         return ApiError(400, str(error))
     return ApiError(500, "the server could not do this; its log says more", code="internal_error")

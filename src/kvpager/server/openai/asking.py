@@ -7,13 +7,12 @@ from fastapi import Request
 from kvpager.config.attend import Attend, parse_attend
 from kvpager.engine.sampling_params import Sampling
 from kvpager.errors import ConfigError
-from kvpager.prefix.hashing import Scope
-from kvpager.server.engine_thread import Ask
+from kvpager.server.answer import Ask
 from kvpager.server.errors import ApiError
 from kvpager.server.openai.encoding import Tokens
 from kvpager.server.openai.fields import GenerationFields
 from kvpager.server.service import Service
-from kvpager.server.tenant import tenant_of
+from kvpager.server.tenant import check_priority, scope_for, tenant_of
 
 
 def new_id(kind: str) -> str:
@@ -28,11 +27,13 @@ def ask_of(
     most = service.engine.options.max_running
     if sampling.n > most:
         raise ApiError(400, f"n is larger than the {most} choices that may run at once", param="n")
+    tenant, priority = tenant_of(request), body.priority or 0
+    check_priority(tenant, priority)
     return Ask(
         prompt,
         sampling,
-        priority=body.priority or 0,
-        scope=Scope(tenant_of(request).salt),
+        priority=priority,
+        scope=scope_for(tenant, body.cache_salt),
         attend=_attend_of(body.attend),
         label=label,
         session=request.headers.get("x-session-id", ""),

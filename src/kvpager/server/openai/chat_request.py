@@ -13,12 +13,15 @@ from kvpager.server.openai.messages import Message
 from kvpager.server.openai.tools import Tool, ToolChoice
 
 _Value = bool | int | float | str | None
-_RESERVED = frozenset(inspect.signature(PreTrainedTokenizerBase.apply_chat_template).parameters) | {"messages"}
+_RESERVED = frozenset(inspect.signature(PreTrainedTokenizerBase.apply_chat_template).parameters) | {
+    "messages",
+    "conversations",
+}
 
 
 def _template_arguments(value: dict[str, Any]) -> dict[str, Any]:
-    if not all(len(name) <= 64 and name.isidentifier() for name in value) or _RESERVED & set(value):
-        raise fault("chat_template_kwargs takes variables of the model's own template alone, never a template")
+    if not all(len(name) <= 64 and name.isidentifier() for name in value) or _RESERVED & value.keys():
+        raise fault("it takes variables of the model's own template alone, never a template")
     return value
 
 

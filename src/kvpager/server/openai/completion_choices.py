@@ -100,7 +100,7 @@ class CompletionChoices:
 
 def _echoed(tokens: Tokens, done: Completion) -> list[SampledToken]:
     """Nothing says how likely the first token of a prompt is."""
-    scored = [each for each in done.prompt_logprobs if each is not None]
+    scored = [each for each in getattr(done, "prompt_logprobs", ()) if each is not None]
     return [SampledToken(tokens[0]), *(SampledToken(each.token, each.logprob, each.top) for each in scored)]
 
 

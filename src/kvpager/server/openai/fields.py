@@ -29,9 +29,9 @@ def _stop(value: Any) -> tuple[str, ...] | None:
         return None
     texts = [value] if isinstance(value, str) else value
     if not isinstance(texts, list) or not all(isinstance(text, str) for text in texts):
-        raise fault("stop must be a string or a list of strings")
+        raise fault("it must be a string or a list of strings")
     if len(texts) > MAX_STOP_STRINGS or not all(1 <= len(text) <= MAX_STOP_LENGTH for text in texts):
-        raise fault(f"stop takes at most {MAX_STOP_STRINGS} strings of 1 to {MAX_STOP_LENGTH} characters")
+        raise fault(f"it takes at most {MAX_STOP_STRINGS} strings of 1 to {MAX_STOP_LENGTH} characters")
     return tuple(texts)
 
 
@@ -40,19 +40,19 @@ def _logit_bias(value: Any) -> dict[int, float] | None:
     if value is None:
         return None
     if not isinstance(value, dict) or len(value) > MAX_BIASES:
-        raise fault(f"logit_bias must be an object of at most {MAX_BIASES} token ids")
+        raise fault(f"it must be an object of at most {MAX_BIASES} token ids")
     biases: dict[int, float] = {}
     for key, bias in value.items():
         if not (key.isascii() and key.isdigit() and len(key) <= 10 and int(key) <= MAX_TOKEN_ID):
-            raise fault("logit_bias has a key that is no token id: they go from 0 to the size of the vocabulary")
+            raise fault("it has a key that is no token id: they go from 0 to the size of the vocabulary")
         if isinstance(bias, bool) or not isinstance(bias, int | float) or not -100 <= bias <= 100:
-            raise fault("logit_bias has a value that is not a number from -100 to 100")
+            raise fault("it has a value that is not a number from -100 to 100")
         biases[int(key)] = float(bias)
     return biases
 
 
 def _stop_token_ids(value: Any) -> tuple[int, ...] | None:
-    return None if value is None else tuple(token_ids(value, MAX_STOP_TOKENS, "stop_token_ids"))
+    return None if value is None else tuple(token_ids(value, MAX_STOP_TOKENS))
 
 
 _STOP_TEXT = {"type": "string", "minLength": 1, "maxLength": MAX_STOP_LENGTH}

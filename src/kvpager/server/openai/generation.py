@@ -12,7 +12,7 @@ from fastapi import Request
 
 from kvpager.engine.request import Completion, FinishReason, TokenEvent
 from kvpager.errors import KVPagerError
-from kvpager.server.engine_thread import Answer, Ask
+from kvpager.server.answer import Answer, Ask
 from kvpager.server.errors import ApiError, as_api_error
 from kvpager.server.service import Service
 

@@ -19,7 +19,6 @@ MAX_TOOL_CALLS = 128  # in one message
 MAX_NAME = 64  # of a function
 MAX_SCHEMA = 65_536  # characters of a JSON schema or a regular expression
 MAX_TEMPLATE_ARGUMENTS = 16
-MAX_DEPTH = 64  # lists and objects inside each other
 
 Finite = Annotated[float, Field(allow_inf_nan=False)]
 ShortText = Annotated[str, Field(min_length=1, max_length=256)]
@@ -30,12 +29,12 @@ def fault(message: str) -> PydanticCustomError:
     return PydanticCustomError("kvpager", message)
 
 
-def token_ids(value: Any, most: int, what: str) -> list[int]:
+def token_ids(value: Any, most: int) -> list[int]:
     """A list of token ids, none a bool, a float or a text."""
     if not isinstance(value, list) or len(value) > most:
-        raise fault(f"{what} must be a list of at most {most} token ids")
+        raise fault(f"it must be a list of at most {most} token ids")
     if not all(type(each) is int for each in value):
-        raise fault(f"{what} must hold whole numbers alone")
+        raise fault("it must hold whole numbers alone")
     if value and not (min(value) >= 0 and max(value) <= MAX_TOKEN_ID):
-        raise fault(f"{what} holds a number that is no token id: they go from 0 to the size of the vocabulary")
+        raise fault("it holds a number that is no token id: they go from 0 to the size of the vocabulary")
     return value

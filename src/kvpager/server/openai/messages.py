@@ -24,12 +24,12 @@ def _content(value: Any) -> str | None:
     if value is None or isinstance(value, str):
         return value
     if not isinstance(value, list) or len(value) > MAX_PARTS:
-        raise fault(f"content must be a text or a list of at most {MAX_PARTS} parts")
+        raise fault(f"it must be a text or a list of at most {MAX_PARTS} parts")
     for part in value:
         if not isinstance(part, dict) or part.get("type") != "text" or set(part) != {"type", "text"}:
-            raise fault("content takes parts of type 'text' alone, with a field 'text'")
+            raise fault("it takes parts of type 'text' alone, with a field 'text'")
         if not isinstance(part["text"], str):
-            raise fault("content has a part whose 'text' is no text")
+            raise fault("it has a part whose 'text' is no text")
     return "".join(part["text"] for part in value)
 
 

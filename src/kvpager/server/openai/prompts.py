@@ -15,13 +15,13 @@ def _prompts(value: Any) -> list[PromptInput]:
     if isinstance(value, str):
         return [_text(value)]
     if not isinstance(value, list):
-        raise fault(f"prompt must be {_KINDS}")
+        raise fault(f"it must be {_KINDS}")
     if not value:
-        raise fault("prompt is an empty list; give at least one token")
+        raise fault("it is an empty list; give at least one token")
     if type(value[0]) is int:
         return [_ids(value)]
     if len(value) > MAX_PROMPTS:
-        raise fault(f"prompt takes at most {MAX_PROMPTS} prompts at once")
+        raise fault(f"it takes at most {MAX_PROMPTS} prompts at once")
     if isinstance(value[0], str):
         return [_text(each) for each in value]
     return [_ids(each) for each in value]
@@ -29,18 +29,18 @@ def _prompts(value: Any) -> list[PromptInput]:
 
 def _text(value: Any) -> str:
     if not isinstance(value, str):
-        raise fault(f"prompt must be {_KINDS}, not a mixture")
+        raise fault(f"it must be {_KINDS}, not a mixture")
     if not value:
-        raise fault("prompt has an empty text; give it some")
+        raise fault("it has an empty text; give it some")
     return value
 
 
 def _ids(value: Any) -> list[int]:
     if not isinstance(value, list):
-        raise fault(f"prompt must be {_KINDS}, not a mixture")
+        raise fault(f"it must be {_KINDS}, not a mixture")
     if not value:
-        raise fault("prompt has an empty list; give at least one token")
-    return token_ids(value, MAX_IDS, "prompt")
+        raise fault("it has an empty list; give at least one token")
+    return token_ids(value, MAX_IDS)
 
 
 _TEXT = {"type": "string", "minLength": 1}

@@ -16,7 +16,7 @@ from starlette.types import Receive, Scope, Send
 
 from kvpager.engine.request import TokenEvent
 from kvpager.errors import KVPagerError
-from kvpager.server.engine_thread import Answer
+from kvpager.server.answer import Answer
 from kvpager.server.errors import ApiError, as_api_error
 from kvpager.server.openai.generation import Batch, batches, cancel, check_ending
 

@@ -45,7 +45,7 @@ class DetokenizeRequest(BaseModel):
 
     model: Annotated[str, Field(max_length=512)] | None = None
     tokens: Annotated[
-        list[int], PlainValidator(lambda value: token_ids(value, MAX_IDS, "tokens")), WithJsonSchema(_TOKENS_SCHEMA)
+        list[int], PlainValidator(lambda value: token_ids(value, MAX_IDS)), WithJsonSchema(_TOKENS_SCHEMA)
     ]
 
 
