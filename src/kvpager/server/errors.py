@@ -90,7 +90,6 @@ def add_error_handlers(app: FastAPI) -> None:
     app.add_exception_handler(KVPagerError, _answer_kvpager_error)
     app.add_exception_handler(RequestValidationError, _answer_invalid)
     app.add_exception_handler(HTTPException, _answer_http)
-    app.add_exception_handler(Exception, _answer_unexpected)
 
 
 async def answer_error(request: Request, error: Exception) -> JSONResponse:
@@ -142,7 +141,3 @@ async def _answer_http(request: Request, error: Exception) -> JSONResponse:
     response = ApiError(error.status_code, _PHRASES.get(error.status_code, str(error.detail))).response()
     response.headers.update(error.headers or {})
     return response
-
-
-async def _answer_unexpected(request: Request, error: Exception) -> JSONResponse:
-    return ApiError(500, "the server failed; its log says more", code="internal_error").response()

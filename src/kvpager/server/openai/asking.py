@@ -11,6 +11,7 @@ from kvpager.server.answer import Ask
 from kvpager.server.errors import ApiError
 from kvpager.server.openai.encoding import Tokens
 from kvpager.server.openai.fields import GenerationFields
+from kvpager.server.request_ids import session_of
 from kvpager.server.service import Service
 from kvpager.server.tenant import check_priority, scope_for, tenant_of
 
@@ -36,7 +37,7 @@ def ask_of(
         scope=scope_for(tenant, body.cache_salt),
         attend=_attend_of(body.attend),
         label=label,
-        session=request.headers.get("x-session-id", ""),
+        session=session_of(request),
     )
 
 
