@@ -14,12 +14,22 @@ from kvpager.server import liveness, metrics_route
 from kvpager.server.bodies import Bodies
 from kvpager.server.engine_thread import EngineThread
 from kvpager.server.envelope import Envelope
-from kvpager.server.errors import ApiError, answer_error
+from kvpager.server.errors import ERROR_RESPONSES, add_error_handlers
 from kvpager.server.guard import Guard
 from kvpager.server.keys import load_keys
-from kvpager.server.openai import chat, completions, models
+from kvpager.server.openai import chat, completions, models, tokenize
 from kvpager.server.service import Service
 from kvpager.version import __version__
+
+
+_PARTS = (
+    liveness,
+    metrics_route,
+    models,
+    tokenize,
+    completions,
+    chat,
+)
 
 
 def create_app(open_engine: Callable[[], Engine], options: ServerOptions) -> FastAPI:
@@ -44,9 +54,9 @@ def create_app(open_engine: Callable[[], Engine], options: ServerOptions) -> Fas
         redirect_slashes=False,
     )
     app.state.service = Service(thread, options, metrics, int(time.time()))
-    app.add_exception_handler(ApiError, answer_error)
-    for part in (liveness, metrics_route, models, completions, chat):
-        app.include_router(part.router)
+    add_error_handlers(app)
+    for part in _PARTS:
+        app.include_router(part.router, responses=ERROR_RESPONSES)
     # The last one added is the first to see a request.
     app.add_middleware(Bodies, max_bytes=options.max_body_bytes)
     app.add_middleware(Guard, options=options, keys=load_keys(options.api_keys, os.environ))

@@ -1,7 +1,21 @@
-"""What goes wrong, as a client is told: {"error": {"message", "type", "param", "code"}} and a status."""
+"""What goes wrong, as a client is told: {"error": {"message", "type", "param", "code"}} and a status, on every route.
 
-from fastapi import Request
+Messages name the fault and the remedy. They never quote what was sent: a prompt must not come back through an error.
+"""
+
+import logging
+from collections.abc import Sequence
+from typing import Any
+
+from fastapi import FastAPI, Request
+from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
+from starlette.exceptions import HTTPException
+
+from kvpager.errors import ConfigError, KVPagerError, QueueFull, RequestError
+from kvpager.server.answer import EngineGone
+
+_log = logging.getLogger(__name__)
 
 _TYPES = {
     400: "invalid_request_error",
@@ -14,6 +28,26 @@ _TYPES = {
     431: "invalid_request_error",
     503: "service_unavailable",
 }
+_PHRASES = {404: "there is no such route here", 405: "this route does not take that method"}
+_SHAPE = {
+    "type": "object",
+    "required": ["error"],
+    "properties": {
+        "error": {
+            "type": "object",
+            "required": ["message", "type", "param", "code"],
+            "properties": {
+                "message": {"type": "string"},
+                "type": {"type": "string"},
+                "param": {"type": ["string", "null"]},
+                "code": {"type": ["string", "null"]},
+            },
+        }
+    },
+}
+_ERROR = {"description": "An error", "content": {"application/json": {"schema": _SHAPE}}}
+ERROR_RESPONSES: dict[int | str, dict[str, Any]] = {"4XX": _ERROR, "5XX": _ERROR}
+"""For the OpenAPI document: what every route may answer."""
 
 
 class ApiError(Exception):
@@ -40,7 +74,70 @@ class ApiError(Exception):
         return JSONResponse(self.body(), self.status, headers)
 
 
+def as_api_error(error: KVPagerError) -> ApiError:
+    """What a client is told of an error of the engine. Only those that are the client's say more than that."""
+    if isinstance(error, EngineGone):
+        return ApiError(503, str(error), code="engine_unavailable", retry_after=error.retry_after)
+    if isinstance(error, QueueFull):
+        return ApiError(429, str(error), code="queue_full", retry_after=error.retry_after)
+    if isinstance(error, RequestError | ConfigError):
+        return ApiError(400, str(error))
+    return ApiError(500, "the server could not do this; its log says more", code="internal_error")
+
+
+def add_error_handlers(app: FastAPI) -> None:
+    app.add_exception_handler(ApiError, answer_error)
+    app.add_exception_handler(KVPagerError, _answer_kvpager_error)
+    app.add_exception_handler(RequestValidationError, _answer_invalid)
+    app.add_exception_handler(HTTPException, _answer_http)
+
+
 async def answer_error(request: Request, error: Exception) -> JSONResponse:
-    """The exception handler of the application."""
     assert isinstance(error, ApiError)
     return error.response()
+
+
+async def _answer_kvpager_error(request: Request, error: Exception) -> JSONResponse:
+    assert isinstance(error, KVPagerError)
+    told = as_api_error(error)
+    if told.status >= 500 and not isinstance(error, EngineGone):
+        _log.error("%s while answering %s %s", type(error).__name__, request.method, request.url.path)
+    return told.response()
+
+
+async def _answer_invalid(request: Request, error: Exception) -> JSONResponse:
+    assert isinstance(error, RequestValidationError)
+    first = error.errors()[0]
+    where, body = first["loc"], error.body
+    if first["type"] == "json_invalid":
+        return ApiError(400, "the body is not JSON").response()
+    param = _param(where[1:], body) if where[0] == "body" else str(where[-1])
+    message = "unknown field; remove it" if first["type"] == "extra_forbidden" else _sentence(first)
+    return ApiError(400, f"{param}: {message}" if param else message, param=param).response()
+
+
+def _sentence(error: dict[str, Any]) -> str:
+    """Pydantic's own, without what was given."""
+    message = str(error["msg"])
+    return message[:1].lower() + message[1:]
+
+
+def _param(path: Sequence[str | int], body: object) -> str | None:
+    """``messages[0].content``. Pydantic's path also names the alternatives of a type, which no client knows."""
+    param = ""
+    for number, step in enumerate(path):
+        if isinstance(step, int):
+            if isinstance(body, list):
+                param += f"[{step}]"
+                body = body[step] if step < len(body) else None
+        elif isinstance(body, dict) and (step in body or number == len(path) - 1):
+            param += f".{step}" if param else step
+            body = body.get(step)
+    return param[:128] or None
+
+
+async def _answer_http(request: Request, error: Exception) -> JSONResponse:
+    assert isinstance(error, HTTPException)
+    response = ApiError(error.status_code, _PHRASES.get(error.status_code, str(error.detail))).response()
+    response.headers.update(error.headers or {})
+    return response

@@ -9,6 +9,7 @@ from kvpager.engine.engine import Engine
 from kvpager.metrics.exposition import Exposition
 from kvpager.metrics.request_metrics import RequestMetrics
 from kvpager.server.engine_thread import EngineThread
+from kvpager.server.openai.off_loop import OffLoop
 
 
 @dataclass(slots=True)
@@ -17,6 +18,7 @@ class Service:
     options: ServerOptions
     metrics: RequestMetrics
     started: int  # unix seconds
+    off_loop: OffLoop = field(default_factory=OffLoop)  # for work on texts
     exposition: Exposition = field(init=False)
 
     def __post_init__(self) -> None:

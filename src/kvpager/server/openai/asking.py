@@ -1,0 +1,50 @@
+"""From a request over HTTP to what the engine is asked: whose it is, how urgent, and how it attends."""
+
+import secrets
+
+from fastapi import Request
+
+from kvpager.config.attend import Attend, parse_attend
+from kvpager.engine.sampling_params import Sampling
+from kvpager.errors import ConfigError
+from kvpager.server.answer import Ask
+from kvpager.server.errors import ApiError
+from kvpager.server.openai.encoding import Tokens
+from kvpager.server.openai.fields import GenerationFields
+from kvpager.server.request_ids import session_of
+from kvpager.server.service import Service
+from kvpager.server.tenant import check_priority, scope_for, tenant_of
+
+
+def new_id(kind: str) -> str:
+    """Of an answer. Ours alone: two clients that give one id for two requests disturb nobody."""
+    return f"{kind}-{secrets.token_hex(12)}"
+
+
+def ask_of(
+    service: Service, request: Request, body: GenerationFields, prompt: Tokens, sampling: Sampling, label: str
+) -> Ask:
+    """Raises ApiError."""
+    most = service.engine.options.max_running
+    if sampling.n > most:
+        raise ApiError(400, f"n is larger than the {most} choices that may run at once", param="n")
+    tenant, priority = tenant_of(request), body.priority or 0
+    check_priority(tenant, priority)
+    return Ask(
+        prompt,
+        sampling,
+        priority=priority,
+        scope=scope_for(tenant, body.cache_salt),
+        attend=_attend_of(body.attend),
+        label=label,
+        session=session_of(request),
+    )
+
+
+def _attend_of(text: str | None) -> Attend | None:
+    if text is None:
+        return None
+    try:
+        return parse_attend(text)
+    except ConfigError as error:
+        raise ApiError(400, str(error), param="attend") from None
