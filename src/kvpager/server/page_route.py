@@ -12,7 +12,7 @@ from importlib.resources import files
 from fastapi import APIRouter, Request, Response
 
 from kvpager.server.errors import ApiError
-from kvpager.server.tenant import tenant_of
+from kvpager.server.tenant import require_operator
 
 router = APIRouter(include_in_schema=False)
 
@@ -81,8 +81,7 @@ def _is_known(tag: str, header: str) -> bool:
 
 
 def _answer(request: Request, name: str) -> Response:
-    if not tenant_of(request).is_operator:
-        raise ApiError(403, "this needs an operator's key", code="forbidden")
+    require_operator(request)
     file = _FILES.get(name)
     if file is None:
         raise ApiError(404, "the page has no such file", code="not_found")

@@ -1,6 +1,6 @@
 """The page over a memory that is made up: its static files, and the routes under /v1 that it asks.
 
-    python -m tests.server.page.fake_feed 8765 2000      the port, and how many blocks; then look at it
+python -m tests.server.page.fake_feed 8765 2000      the port, and how many blocks; then look at it
 """
 
 import asyncio
@@ -20,7 +20,26 @@ from kvpager.config.server_options import ServerOptions
 from kvpager.server import page_route
 from kvpager.server.errors import ApiError, answer_error
 from kvpager.server.guard import Guard
+from kvpager.server.keys import ApiKeys
 from tests.server.page.fake_memory import FakeMemory
+
+_ANSWER = [
+    "It",
+    "waxes",
+    "and",
+    "wanes",
+    "as",
+    "the",
+    "sun",
+    "lights",
+    "another",
+    "part",
+    "of",
+    "it,",
+    "night",
+    "by",
+    "night.",
+]
 
 
 @dataclass
@@ -58,7 +77,7 @@ def create_app(feed: Feed) -> FastAPI:
     app = FastAPI()
     app.include_router(page_route.router)
     app.add_exception_handler(ApiError, answer_error)
-    app.add_middleware(Guard, options=ServerOptions())
+    app.add_middleware(Guard, options=ServerOptions(), keys=ApiKeys())
 
     @app.get("/v1/kv/stream")
     async def stream() -> Response:
@@ -92,7 +111,7 @@ def create_app(feed: Feed) -> FastAPI:
     @app.post("/v1/chat/completions")
     async def chat(request: Request) -> Response:
         async def pieces() -> AsyncIterator[str]:
-            for word in "It waxes and wanes as the sun lights another part of it, night by night.".split():
+            for word in _ANSWER:
                 yield f"data: {json.dumps({'choices': [{'delta': {'content': word + ' '}}]})}\n\n"
                 await asyncio.sleep(0.03)
             usage = {"prompt_tokens": 212, "completion_tokens": 17, "prompt_tokens_details": {"cached_tokens": 192}}
@@ -106,7 +125,8 @@ def create_app(feed: Feed) -> FastAPI:
 @contextmanager
 def serving_feed(feed: Feed) -> Iterator[str]:
     """The address, while it is served on a thread of this process."""
-    config = uvicorn.Config(create_app(feed), host="127.0.0.1", port=0, log_level="warning", timeout_graceful_shutdown=1)
+    app = create_app(feed)
+    config = uvicorn.Config(app, host="127.0.0.1", port=0, log_level="warning", timeout_graceful_shutdown=1)
     server = uvicorn.Server(config)
     thread = threading.Thread(target=server.run, name="fake-feed", daemon=True)
     thread.start()

@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Iterator
+from contextlib import contextmanager
 from importlib.resources import files
 from pathlib import Path
 
@@ -13,6 +14,8 @@ from kvpager.config.server_options import ServerOptions
 from kvpager.server import page_route
 from kvpager.server.errors import ApiError, answer_error
 from kvpager.server.guard import Guard
+from kvpager.server.keys import ApiKeys
+from kvpager.server.tenant import named_tenant
 
 _FOLDER = Path(str(files("kvpager.server") / "page"))
 _OWN = sorted(
@@ -24,13 +27,22 @@ _ALL = sorted(path.relative_to(_FOLDER).as_posix() for path in _FOLDER.rglob("*"
 _NAMESPACE = "http://www.w3.org/2000/svg"  # a name, never fetched
 
 
+_KEYS = {"k" * 16: named_tenant("ops", is_operator=True), "t" * 16: named_tenant("team", is_operator=False)}
+
+
 @pytest.fixture(scope="module")
 def client() -> Iterator[TestClient]:
+    with opened_client(with_keys=False) as opened:
+        yield opened
+
+
+@contextmanager
+def opened_client(*, with_keys: bool) -> Iterator[TestClient]:
     app = FastAPI()
     app.include_router(page_route.router)
     app.add_exception_handler(ApiError, answer_error)
-    app.add_middleware(Guard, options=ServerOptions())
-    with TestClient(app) as opened:
+    app.add_middleware(Guard, options=ServerOptions(), keys=ApiKeys(_KEYS if with_keys else {}))
+    with TestClient(app, base_url="http://127.0.0.1") as opened:
         yield opened
 
 
@@ -53,7 +65,7 @@ def test_every_file_is_served_under_the_same_policy(client: TestClient, name: st
     assert answer.headers["content-security-policy"] == client.get("/").headers["content-security-policy"]
 
 
-@pytest.mark.parametrize("header", ['{}', 'W/{}', '"other", {}', "*"])
+@pytest.mark.parametrize("header", ["{}", "W/{}", '"other", {}', "*"])
 def test_what_has_not_changed_is_not_sent_again(client: TestClient, header: str) -> None:
     tag = client.get("/").headers["etag"]
     again = client.get("/", headers={"If-None-Match": header.format(tag)})
@@ -69,6 +81,15 @@ def test_no_other_file_can_be_asked_for(client: TestClient, name: str) -> None:
     assert answer.status_code == 404
     assert b"import" not in answer.content
     assert client.get("/page/js/main.js").status_code == 200
+
+
+@pytest.mark.parametrize("path", ["/", "/page/js/main.js"])
+def test_with_keys_it_is_for_operators(path: str) -> None:
+    with opened_client(with_keys=True) as client:
+        assert client.get(path).status_code == 401
+        assert "Basic" in client.get(path).headers["www-authenticate"]
+        assert client.get(path, auth=("team", "t" * 16)).status_code == 403
+        assert client.get(path, auth=("ops", "k" * 16)).status_code == 200
 
 
 @pytest.mark.parametrize("path", _OWN, ids=lambda path: path.name)
