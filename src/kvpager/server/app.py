@@ -10,7 +10,7 @@ from fastapi import FastAPI
 from kvpager.config.server_options import ServerOptions
 from kvpager.engine.engine import Engine
 from kvpager.metrics.request_metrics import RequestMetrics
-from kvpager.server import liveness, metrics_route
+from kvpager.server import liveness, metrics_route, page_route
 from kvpager.server.bodies import Bodies
 from kvpager.server.engine_thread import EngineThread
 from kvpager.server.envelope import Envelope
@@ -57,6 +57,8 @@ def create_app(open_engine: Callable[[], Engine], options: ServerOptions) -> Fas
     add_error_handlers(app)
     for part in _PARTS:
         app.include_router(part.router, responses=ERROR_RESPONSES)
+    if options.page:
+        app.include_router(page_route.router)
     # The last one added is the first to see a request.
     app.add_middleware(Bodies, max_bytes=options.max_body_bytes)
     app.add_middleware(Guard, options=options, keys=load_keys(options.api_keys, os.environ))
