@@ -17,6 +17,7 @@ from kvpager.server.envelope import Envelope
 from kvpager.server.errors import ApiError, answer_error
 from kvpager.server.guard import Guard
 from kvpager.server.keys import load_keys
+from kvpager.server.kv import frame, history, stream, tables, trace
 from kvpager.server.openai import chat, completions, models
 from kvpager.server.service import Service
 from kvpager.version import __version__
@@ -45,7 +46,7 @@ def create_app(open_engine: Callable[[], Engine], options: ServerOptions) -> Fas
     )
     app.state.service = Service(thread, options, metrics, int(time.time()))
     app.add_exception_handler(ApiError, answer_error)
-    for part in (liveness, models, completions, chat):
+    for part in (liveness, models, completions, chat, frame, stream, tables, history, trace):
         app.include_router(part.router)
     # The last one added is the first to see a request.
     app.add_middleware(Bodies, max_bytes=options.max_body_bytes)
