@@ -17,10 +17,10 @@ from kvpager.server.envelope import Envelope
 from kvpager.server.errors import ERROR_RESPONSES, add_error_handlers
 from kvpager.server.guard import Guard
 from kvpager.server.keys import load_keys
+from kvpager.server.kv import frame, history, stream, tables, trace
 from kvpager.server.openai import chat, completions, models, tokenize
 from kvpager.server.service import Service
 from kvpager.version import __version__
-
 
 _PARTS = (
     liveness,
@@ -29,6 +29,11 @@ _PARTS = (
     tokenize,
     completions,
     chat,
+    frame,
+    stream,
+    tables,
+    history,
+    trace,
 )
 
 
