@@ -17,6 +17,8 @@ from kvpager.server.envelope import Envelope
 from kvpager.server.errors import ERROR_RESPONSES, add_error_handlers
 from kvpager.server.guard import Guard
 from kvpager.server.keys import load_keys
+from kvpager.server.kv import info, reset, retain, sessions
+from kvpager.server.kv.held_retentions import HeldRetentions
 from kvpager.server.openai import chat, completions, models, tokenize
 from kvpager.server.service import Service
 from kvpager.version import __version__
@@ -43,9 +45,10 @@ def create_app(open_engine: Callable[[], Engine], options: ServerOptions) -> Fas
         redoc_url=None,
         redirect_slashes=False,
     )
+    app.state.retentions = HeldRetentions()
     app.state.service = Service(thread, options, metrics, int(time.time()))
     add_error_handlers(app)
-    for part in (liveness, models, completions, chat, tokenize):
+    for part in (liveness, models, completions, chat, tokenize, info, reset, retain, sessions):
         app.include_router(part.router, responses=ERROR_RESPONSES)
     # The last one added is the first to see a request.
     app.add_middleware(Bodies, max_bytes=options.max_body_bytes)

@@ -3,8 +3,9 @@
 Figures are of one moment, and add up. Nothing here names a request, a salt or a folder.
 """
 
-from collections.abc import Sequence
+import asyncio
 from dataclasses import asdict
+from time import perf_counter
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Depends, Request
@@ -12,13 +13,15 @@ from fastapi import APIRouter, Depends, Request
 from kvpager.cache.quotas import TenantUsage
 from kvpager.engine.engine import Engine
 from kvpager.engine.scheduler import blocks_of_request
-from kvpager.metrics.snapshot import Snapshot
+from kvpager.metrics.snapshot import Snapshot, take
+from kvpager.server.engine_thread import EngineGone
 from kvpager.server.service import Service, service_of
 from kvpager.server.tenant import Tenant, tenant_of
 from kvpager.tiers.tier import TierStatistics, TransferCounts
 from kvpager.types import TierKind
 
 router = APIRouter()
+_PATIENCE = 2.0  # seconds
 _LENGTHS = (1024, 4096, 16384, 65536, 262144, 1048576)
 _OPTIONS = (
     "dtype", "kv_dtype", "tier_dtype", "write_back", "load_deadline", "eviction", "eviction_threshold", "pinned_share",
@@ -30,9 +33,18 @@ _OPTIONS = (
 @router.get("/v1/kv/info")
 async def info(request: Request, service: Annotated[Service, Depends(service_of)]) -> dict[str, Any]:
     tenant = tenant_of(request)
-    snapshot = await service.thread.snapshot()
+    snapshot = await _fresh(service)
     told = _of_the_model(service) | {"tenant": _of_the_tenant(tenant, snapshot)}
     return told | _of_all(service.engine, snapshot) if tenant.is_operator else told
+
+
+async def _fresh(service: Service) -> Snapshot:
+    """Of now, so that it shows what the caller has just done; the last there is, if the engine does not answer."""
+    try:
+        async with asyncio.timeout(_PATIENCE):
+            return await service.thread.call(lambda engine: take(engine, perf_counter()))
+    except (TimeoutError, EngineGone):
+        return await service.thread.snapshot()
 
 
 def _of_the_model(service: Service) -> dict[str, Any]:
@@ -95,7 +107,7 @@ def _of_all(engine: Engine, snapshot: Snapshot) -> dict[str, Any]:
 
 
 def concurrency(engine: Engine) -> list[dict[str, int]]:
-    """How many requests of a length fit on the device together, sharing nothing; up to the longest that may be asked."""
+    """How many requests of a length fit on the device together, sharing nothing; up to the longest there may be."""
     longest = engine.max_request_tokens
     lengths = sorted({*(length for length in _LENGTHS if length < longest), longest})
     blocks = {length: blocks_of_request(engine.limits, length, 1, longest) for length in lengths}
@@ -180,6 +192,3 @@ def _retention(snapshot: Snapshot) -> dict[str, Any] | None:
 
 def _by_tier(counts: dict[TierKind, int]) -> dict[str, int]:
     return {kind.name.lower(): count for kind, count in counts.items()}
-
-
-__all__: Sequence[str] = ["concurrency", "router"]

@@ -7,13 +7,13 @@ from pydantic import BaseModel, Field
 from kvpager.server.errors import ApiError
 from kvpager.server.openai.chat_request import TemplateArguments
 from kvpager.server.openai.encoding import Tokens, encode_conversation, encode_prompt
+from kvpager.server.openai.fields import STRICT
 from kvpager.server.openai.limits import MAX_MESSAGES, MAX_TOOLS
 from kvpager.server.openai.messages import Message
 from kvpager.server.openai.prompts import Prompts
 from kvpager.server.openai.templates import Conversation
 from kvpager.server.openai.tools import Tool
 from kvpager.server.service import Service
-from kvpager.server.openai.fields import STRICT
 
 MAX_SALT = 1024  # characters
 
