@@ -1,7 +1,7 @@
 """The words of the house as types. No logic, no state, no imports of ours."""
 
 from collections.abc import Callable
-from enum import IntEnum
+from enum import IntEnum, StrEnum
 from typing import NewType
 
 BlockId = NewType("BlockId", int)  # index of a block in the device pool, 0 <= id < num_blocks
@@ -34,3 +34,22 @@ class FaultKind(IntEnum):
     MINOR = 1
     MAJOR = 2
     COPY_ON_WRITE = 3
+
+
+class PageReason(StrEnum):
+    """Why a page can be found somewhere from now on, or can't any more."""
+
+    PUBLISHED = "published"  # it was computed here, and is full
+    ARRIVED = "arrived"  # it came to the device from a tier below, or from a file
+    COPIED = "copied"  # a tier below has a copy from now on
+    PRIVATE = "private"  # the same, for one running sequence alone: nobody else can find it
+    LEARNED = "learned"  # a store that others fill was asked, and has it
+    FOUND = "found"  # it was there before anybody listened
+    EVICTED = "evicted"  # the eviction policy chose it, to make room
+    PAGED_OUT = "paged out"  # its sequence goes on with the copy below
+    CLEARED = "cleared"  # all of a tier was dropped
+    FORGOTTEN = "forgotten"  # its time, quota or only user ended, or it came up from an exclusive tier
+    FAILED = "failed"  # it could not be read
+    WRONG = "wrong content"  # what was read was not what had been stored
+    EXPIRED = "expired"  # nobody has confirmed for long that a store of others still has it
+    LOST_COUNT = "lost count"  # not gone: events were dropped, and what is there is told anew

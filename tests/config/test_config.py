@@ -506,7 +506,7 @@ def test_unknown_names_get_a_suggestion(config: Path) -> None:
 
 def test_an_unknown_variable_s_value_is_not_shown() -> None:
     with pytest.raises(ConfigError) as caught:
-        load_options(environ={"KVPAGER_API_KEY": "secret"})
+        load_options(environ={"KVPAGER_API_TOKEN": "secret"})
     assert "secret" not in str(caught.value)
 
 

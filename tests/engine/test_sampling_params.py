@@ -16,7 +16,8 @@ from kvpager.engine.sampling_params import Sampling, hash64, splitmix64
 from kvpager.errors import ConfigError, RequestError
 
 LEGAL = [
-    *[("max_tokens", value) for value in (1, 128, 2**40, np.int32(7))],
+    *[("max_tokens", value) for value in (0, 1, 128, 2**40, np.int32(7))],
+    *[("min_tokens", value) for value in (0, 1, 128)],
     *[("temperature", value) for value in (0, 0.0, 1e-300, 0.7, 2, 1e6, np.float32(0.5), Fraction(1, 2))],
     *[("top_k", value) for value in (0, 1, 10**30)],
     *[("top_p", value) for value in (1e-12, 0.5, 1, 1.0)],
@@ -26,6 +27,7 @@ LEGAL = [
     *[("frequency_penalty", value) for value in (-2, 0, 2.0)],
     *[("logit_bias", value) for value in ({}, {0: -100}, {7: 100.0, 8: 1})],
     *[("logprobs", value) for value in (None, 0, 20)],
+    *[("prompt_logprobs", value) for value in (None, 0, 20)],
     *[("seed", value) for value in (None, -(2**63), 0, 2**64 - 1)],
     *[("n", value) for value in (1, 16)],
     *[("stop", value) for value in ((), "a", ["a", "b"], ("x" * 256,), ["a"] * 16, "x" * 256)],
@@ -34,7 +36,8 @@ LEGAL = [
 ]
 
 ILLEGAL = [
-    *[("max_tokens", value) for value in (0, -1, True, 1.0, "8", None)],
+    *[("max_tokens", value) for value in (-1, True, 1.0, "8", None)],
+    *[("min_tokens", value) for value in (-1, 129, True, 1.0, None)],
     *[("temperature", value) for value in (-0.1, math.nan, math.inf, -math.inf, True, "1", None, 10**400, 1j)],
     *[("temperature", value) for value in (Decimal(1), [])],
     *[("top_k", value) for value in (-1, False, 2.0, None)],
@@ -46,6 +49,7 @@ ILLEGAL = [
     *[("logit_bias", value) for value in ([(1, 1.0)], {-1: 0.0}, {1: 100.5}, {1: math.nan}, {True: 1}, {"1": 1})],
     *[("logit_bias", value) for value in (None, {1: None}, {1.0: 1.0}, {1: True})],
     *[("logprobs", value) for value in (-1, 21, True, 1.0)],
+    *[("prompt_logprobs", value) for value in (-1, 21, True, 1.0)],
     *[("seed", value) for value in (-(2**63) - 1, 2**64, True, 1.5)],
     *[("n", value) for value in (0, 17, True)],
     *[("stop", value) for value in ("", [""], "x" * 257, ["a"] * 17, [1], b"a", 5, None, {"a": 1})],

@@ -17,7 +17,8 @@ from kvpager.checksum import checksum
 from kvpager.errors import InvariantError, TierError, TierFull, WrongContent
 from kvpager.eviction.policy import History
 from kvpager.tiers.tier import Page, Slot, TierStatistics, TierUsage, TransferCounts
-from kvpager.types import ContentKey, TierKind
+from kvpager.tiers.watcher import TierWatcher
+from kvpager.types import ContentKey, PageReason, TierKind
 
 
 @dataclass(eq=False)
@@ -79,6 +80,7 @@ class SimulatedDisk:
         self._index = count(1)
         self._stored, self._loaded = TransferCounts(), TransferCounts()
         self._evicted = self._refused = self._declined = self._quarantined = 0
+        self.watcher: TierWatcher | None = None
         self.ticks = 0
         self.is_closed = False
         self.happened: Counter[str] = Counter()
@@ -144,6 +146,16 @@ class SimulatedDisk:
 
     def _keep(self, stored: Stored) -> None:
         self.media.stored[stored.page.key] = self.found[stored.page.key] = stored
+        self._tell(stored.page, PageReason.COPIED)
+
+    def _tell(self, page: Page, why: PageReason) -> None:
+        if self.watcher is not None:
+            self.watcher.stored(page.key, why, 0, page.parent, page.group)
+
+    def watch(self, watcher: TierWatcher | None) -> None:
+        self.watcher = watcher
+        for stored in self.found.values():
+            self._tell(stored.page, PageReason.FOUND)
 
     def _rot(self, stored: Stored) -> None:
         self.happened["rotten"] += 1
@@ -179,6 +191,8 @@ class SimulatedDisk:
 
     def _drop(self, key: ContentKey) -> None:
         stored = self.found.pop(key)
+        if self.watcher is not None:
+            self.watcher.removed(key, PageReason.FORGOTTEN, 0)
         self.media.stored.pop(key, None)
         if self._is_busy(stored):
             self._doomed.add(stored)
@@ -400,6 +414,7 @@ class SimulatedRemote(SimulatedDisk):
                 self._absent.discard(key)
                 page = Page(key, key) if stored is None else stored.page
                 self.found[key] = stored or Stored(page, np.zeros(self.page_bytes, np.uint8), checksum=1)
+                self._tell(page, PageReason.LEARNED)
 
     def declines(self, page: Page) -> bool:
         return False

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from kvpager.eviction.policy import History
-from kvpager.types import ContentKey
+from kvpager.types import ContentKey, PageReason
 
 if TYPE_CHECKING:
     from kvpager.cache.paged_cache import PagedCache
@@ -82,7 +82,7 @@ def attach(
         for group in range(cache.layout.num_groups):
             block = came.get((page, group))
             if block is not None and index.block(node, group) is None:
-                index.attach(node, group, block)
+                index.attach(node, group, block, PageReason.ARRIVED)
                 taken[page, group] = block
     if node != root:
         index.prune(node)

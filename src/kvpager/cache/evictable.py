@@ -34,6 +34,14 @@ class Retains(Protocol):
     def uses(self, blocks: np.ndarray, use: Use, *, is_ours: bool) -> Iterator[tuple[np.ndarray, Use]]: ...
 
 
+class Uses(Protocol):
+    """Is told of findable blocks that a request found, and of those that nobody maps any more."""
+
+    def hit(self, blocks: np.ndarray) -> None: ...
+
+    def released(self, blocks: np.ndarray) -> None: ...
+
+
 class Evictable:
     """The evictable blocks of one pool, in the order of ``policy``."""
 
@@ -46,6 +54,7 @@ class Evictable:
         self.policy = policy
         self.retains: Retains | None = None  # once something is retained
         self.pins_yield = False  # nothing else is left: pinned blocks may go too
+        self.uses: Uses | None = None  # whoever wants to hear how pages are used
 
     @property
     def policy(self) -> EvictionPolicy:
@@ -68,6 +77,8 @@ class Evictable:
     def hit(self, blocks: np.ndarray) -> None:
         """A request found these."""
         self.policy.hit(blocks)
+        if self.uses is not None:
+            self.uses.hit(blocks)
 
     def shared(self, blocks: np.ndarray) -> None:
         """A sequence that had computed the same content maps these from now on."""
@@ -78,6 +89,8 @@ class Evictable:
         findable and that nobody maps any more; ``cached``: those of them that no transfer or step holds."""
         if len(unmapped):
             self._release(unmapped, use, is_ours=True)
+            if self.uses is not None:
+                self.uses.released(unmapped)
         if len(cached):
             self._offer_run(cached)
 

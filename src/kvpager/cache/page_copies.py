@@ -53,11 +53,16 @@ class PageCopies:
         """Those whose pages can be used where they lie."""
         return [tier for tier in self._migration.tiers if not tier.why_not_in_place()]
 
+    @cached_property
+    def private_parent(self) -> ContentKey:
+        """What all private pages of this process hang under, though it is nowhere."""
+        return digest_fields([_DOMAIN, self._nonce])
+
     def private(self, group: int) -> PageCopy:
         """A new page that nobody can find. It hangs under none, so the tiers drop such pages in any order."""
         self._given_out += 1
         key = digest_fields([_DOMAIN, self._nonce, self._given_out.to_bytes(8, "little")])
-        return PageCopy(Page(key, digest_fields([_DOMAIN, self._nonce]), group), is_private=True)
+        return PageCopy(Page(key, self.private_parent, group), is_private=True)
 
     def is_there(self, copy: PageCopy) -> bool:
         """Whether a sequence could use it now."""

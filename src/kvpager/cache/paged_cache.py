@@ -16,6 +16,7 @@ from kvpager.cache.check import check_cache
 from kvpager.cache.evictable import Evictable
 from kvpager.cache.fault import FaultLog
 from kvpager.cache.lower_pages import LowerPages
+from kvpager.cache.page_log import PageLog
 from kvpager.cache.paging import MIN_LIMIT, Paging
 from kvpager.cache.prefix_match import PrefixMatch, PrefixMatcher, first_visible_page, page_labels
 from kvpager.cache.reclaim import Reclaimer
@@ -93,6 +94,7 @@ class PagedCache:
         self.paging = Paging(self)
         self._steps = Steps(self, rewind)
         self.retention: Retainer  # set by whoever opens the cache, as it needs a clock
+        self.page_log: PageLog | None = None  # as long as somebody listens
         self.sessions: SessionFiles | None = None  # where named sessions are kept, if a tier outlives the process
 
     # -- questions ----------------------------------------------------------------------------------------------
@@ -418,6 +420,8 @@ class PagedCache:
         fresh = self._take(len(found))
         with self._faults.handling(FaultKind.COPY_ON_WRITE, len(found)):
             self.arena.copy(np.array([block for _, _, block in found], np.int32), fresh)
+            if self.page_log is not None:
+                self.page_log.copied([block for _, _, block in found], fresh.tolist())
             for (group, page, source), target in zip(found, fresh.tolist(), strict=True):
                 self._repoint(seq, group, page, source, target)
 
@@ -458,8 +462,7 @@ class PagedCache:
         self.evictable.left(published)
         for seq in self.sequences.values():
             self.rows.publish_until[seq.row] = self.rows.published[seq.row] = 0
-        for block in published.tolist():
-            self.index.detach(block)
+        self.index.detach_all()
         for seq in self.sequences.values():
             if seq._root is not None:
                 self.index.leave_root(seq._root)

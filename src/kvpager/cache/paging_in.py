@@ -13,7 +13,7 @@ from kvpager.cache.page_copies import PageCopies, PageCopy
 from kvpager.cache.sequence import Sequence
 from kvpager.errors import PagesLost, TierError
 from kvpager.tiers.load import Load
-from kvpager.types import FaultKind, TierKind
+from kvpager.types import FaultKind, PageReason, TierKind
 
 if TYPE_CHECKING:
     from kvpager.cache.lower_pages import LowerPages
@@ -111,7 +111,7 @@ class Arrivals:
             if copy.node is not None and page < published:
                 known = index.block(copy.node, group)
                 if known is None:
-                    index.attach(copy.node, group, block)
+                    index.attach(copy.node, group, block, PageReason.ARRIVED)
                     fresh.append(block)
                 else:
                     found[at] = known

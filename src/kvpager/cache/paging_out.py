@@ -21,7 +21,7 @@ from kvpager.checksum import row_checksums
 from kvpager.memory.page_table import UNMAPPED
 from kvpager.prefix.hashing import block_key
 from kvpager.tiers.tier import Page
-from kvpager.types import TierKind
+from kvpager.types import PageReason, TierKind
 
 if TYPE_CHECKING:
     from kvpager.cache.lower_pages import LowerPages
@@ -150,7 +150,7 @@ class Departures:
             cache.evictable.left(lone)
             for block in lone.tolist():
                 node = cache.index.node_of_block(block)
-                left = cache.index.detach(block)
+                left = cache.index.detach(block, PageReason.PAGED_OUT)
                 if left != node:
                     cache.evictable.lost_child(left)
             cache.pool.unpublish(lone)

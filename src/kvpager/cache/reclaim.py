@@ -24,6 +24,7 @@ from kvpager.cache.evictable import Evictable
 from kvpager.errors import ConfigError
 from kvpager.memory.block_pool import BlockPool
 from kvpager.prefix.index import PrefixIndex
+from kvpager.types import PageReason
 
 
 @dataclass(frozen=True, slots=True)
@@ -216,7 +217,7 @@ class Reclaimer:
         self._pool.arena.fill(ids[self._pool.is_cached(ids)], 0)
         self._evictable.left(ids)
         nodes = [index.node_of_block(block) for block in gone]
-        left = [index.detach(block) for block in gone]
+        left = [index.detach(block, PageReason.FORGOTTEN) for block in gone]
         freed = self._pool.unpublish(ids)
         self._expired += len(freed)
         for node, stayed in zip(nodes, left, strict=True):

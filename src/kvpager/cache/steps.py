@@ -109,12 +109,16 @@ class Steps:
         with self._cache._faults.handling(FaultKind.COPY_ON_WRITE, len(copies)):
             sources = np.array([self._rows.tail[group, sequences[at].row] for group, at in copies], np.int32)
             self._cache.arena.copy(sources, fresh)
+            if self._cache.page_log is not None:
+                self._cache.page_log.copied(sources.tolist(), fresh.tolist())
             for (group, at), source, target in zip(copies, sources, fresh.tolist(), strict=True):
                 self._cache._repoint(sequences[at], group, int(starts[at]) // self._layout.page_size, source, target)
 
     def _map_new_pages(
         self, sequences: List[Sequence], rows: np.ndarray, starts: np.ndarray, new_pages: np.ndarray, fresh: np.ndarray
     ) -> None:
+        if self._cache.page_log is not None:
+            self._cache.page_log.demanded(fresh)
         with self._cache._faults.handling(FaultKind.DEMAND, len(fresh)):
             touched = np.flatnonzero(new_pages)
             first = (-(-starts[touched] // self._layout.page_size)).tolist()

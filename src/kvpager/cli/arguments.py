@@ -10,11 +10,21 @@ from collections.abc import Iterable, Sequence
 from dataclasses import fields
 from typing import NoReturn
 
-from kvpager.config import OptionInfo, Options, list_options, load_options
+from kvpager.config import (
+    OptionInfo,
+    Options,
+    ServerOptions,
+    list_options,
+    list_server_options,
+    load_options,
+    load_server_options,
+)
 from kvpager.engine.sampling_params import Sampling
 from kvpager.errors import ConfigError
 
 _OPTION = "option_"  # before the names of options in the parsed arguments, which have names of their own
+_SERVER_OPTION = "server_"
+_SOURCES = "also lines of --config FILE, or variables KVPAGER_NAME; a flag goes before both"
 
 
 class Parser(argparse.ArgumentParser):
@@ -63,10 +73,16 @@ def add_common(parser: argparse.ArgumentParser, names: Iterable[str] | None = No
     add_config(parser)
     wanted = [row for row in list_options() if names is None or row.name in names]
     if wanted:
-        title = "options (also lines of --config FILE, or variables KVPAGER_NAME; a flag goes before both)"
-        group = parser.add_argument_group(title)
+        group = parser.add_argument_group(f"options ({_SOURCES})")
         for row in wanted:
-            _add_option(group, row)
+            _add_option(group, row, _OPTION)
+
+
+def add_server_options(parser: argparse.ArgumentParser) -> None:
+    """Adds a flag for each option of a server."""
+    group = parser.add_argument_group(f"options of the server ({_SOURCES})")
+    for row in list_server_options():
+        _add_option(group, row, _SERVER_OPTION)
 
 
 def add_config(parser: argparse.ArgumentParser) -> None:
@@ -74,9 +90,9 @@ def add_config(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--config", metavar="FILE", help="a TOML file with options, one 'name = value' a line")
 
 
-def _add_option(group: argparse._ArgumentGroup, row: OptionInfo) -> None:
+def _add_option(group: argparse._ArgumentGroup, row: OptionInfo, prefix: str) -> None:
     text = f"{row.meaning} Default: {row.written}.".replace("%", "%%")
-    dest = _OPTION + row.name
+    dest = prefix + row.name
     if row.is_switch:
         group.add_argument(row.flag, dest=dest, action=argparse.BooleanOptionalAction, default=None, help=text)
     else:
@@ -86,8 +102,16 @@ def _add_option(group: argparse._ArgumentGroup, row: OptionInfo) -> None:
 
 def chosen_options(arguments: argparse.Namespace) -> Options:
     """The options in force for these arguments: defaults, then --config, then the environment, then flags."""
-    given = {name.removeprefix(_OPTION): value for name, value in vars(arguments).items() if name.startswith(_OPTION)}
-    return load_options(arguments.config, overrides=given)
+    return load_options(arguments.config, overrides=_given(arguments, _OPTION))
+
+
+def chosen_server_options(arguments: argparse.Namespace) -> ServerOptions:
+    """The same for those of a server."""
+    return load_server_options(arguments.config, overrides=_given(arguments, _SERVER_OPTION))
+
+
+def _given(arguments: argparse.Namespace, prefix: str) -> dict[str, object]:
+    return {name.removeprefix(prefix): value for name, value in vars(arguments).items() if name.startswith(prefix)}
 
 
 # -- how answers are chosen ----------------------------------------------------------------------------------------

@@ -1,5 +1,6 @@
 """What a user can set: sizes, memory, tiers, and the table of options."""
 
+from kvpager.config.load import list_options, list_server_options, load_options, load_server_options
 from kvpager.config.memory import (
     AUTO_HOST_PERCENT,
     AUTO_POOL_PERCENT,
@@ -10,15 +11,11 @@ from kvpager.config.memory import (
     resolve_host_capacity,
     total_memory,
 )
-from kvpager.config.options import (
-    DEFAULT_PAGE_SIZE,
-    OptionInfo,
-    Options,
-    list_options,
-    load_options,
-)
+from kvpager.config.options import DEFAULT_PAGE_SIZE, Options
 from kvpager.config.options_page import options_table
+from kvpager.config.server_options import ServerOptions
 from kvpager.config.sizes import AUTO, MAX_SIZE, format_size, parse_size
+from kvpager.config.table import OptionInfo
 from kvpager.config.tiers import DiskTier, HostTier, RemoteTier, TierOptions
 
 __all__ = [
@@ -32,13 +29,16 @@ __all__ = [
     "OptionInfo",
     "Options",
     "RemoteTier",
+    "ServerOptions",
     "TierOptions",
     "auto_host_size",
     "auto_pool_size",
     "available_memory",
     "format_size",
     "list_options",
+    "list_server_options",
     "load_options",
+    "load_server_options",
     "options_table",
     "parse_size",
     "resolve_capacity",

@@ -3,6 +3,7 @@
 import os
 import re
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Protocol
 
 from kvpager.config.attend import ATTEND_NAMES, describe, parse_attend
@@ -129,6 +130,29 @@ class Text:
 
 
 @dataclass(frozen=True, slots=True)
+class OptionalText:
+    """A text that ``pattern`` matches whole, or nothing; ``none`` says what that means."""
+
+    what: str
+    pattern: str
+    none: str
+
+    @property
+    def legal(self) -> str:
+        return f"{self.what}, or 'none' ({self.none})"
+
+    def parse(self, text: str) -> str | None:
+        return self.check(text)
+
+    def check(self, value: object) -> str | None:
+        if value is None or value == "none":
+            return None
+        if not isinstance(value, str) or re.fullmatch(self.pattern, value) is None:
+            raise ValueError
+        return value
+
+
+@dataclass(frozen=True, slots=True)
 class File:
     """The path of a file; ``none`` says what leaving it out means."""
 
@@ -148,6 +172,24 @@ class File:
         if not isinstance(path, str) or not path or "\0" in path:
             raise ValueError
         return path
+
+
+@dataclass(frozen=True, slots=True)
+class PathOfFile:
+    """As ``File``; its normal form is a Path."""
+
+    none: str
+
+    @property
+    def legal(self) -> str:
+        return File(self.none).legal
+
+    def parse(self, text: str) -> Path | None:
+        return self.check(text)
+
+    def check(self, value: object) -> Path | None:
+        path = File(self.none).check(value)
+        return None if path is None else Path(path)
 
 
 @dataclass(frozen=True, slots=True)
@@ -216,19 +258,21 @@ class PageSize:
 
 @dataclass(frozen=True, slots=True)
 class Seconds:
-    """A length of time above 0; ``none`` says what leaving it out means."""
+    """A length of time above 0; ``none`` says what leaving it out means, where that is legal."""
 
-    none: str
+    none: str | None = None
 
     @property
     def legal(self) -> str:
-        return f"seconds above 0 such as 0.5, or 'none' ({self.none})"
+        return "seconds above 0 such as 0.5" + ("" if self.none is None else f", or 'none' ({self.none})")
 
     def parse(self, text: str) -> float | None:
-        return None if text.lower() == "none" else self.check(float(text))
+        if self.none is not None and text.lower() == "none":
+            return None
+        return self.check(float(text))
 
     def check(self, value: object) -> float | None:
-        if value is None or value == "none":
+        if self.none is not None and (value is None or value == "none"):
             return None
         if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value < float("inf"):
             raise ValueError

@@ -6,6 +6,8 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from kvpager.cache.retention_terms import Retained, Retention, Verdict
     from kvpager.engine.engine import Engine
+    from kvpager.engine.guide import Guide
+    from kvpager.engine.prompt_logprobs import PromptLogprob
     from kvpager.engine.request import Completion, FinishReason, Request, TokenEvent
     from kvpager.engine.sampling_params import Sampling
     from kvpager.engine.statistics import EngineStatistics
@@ -16,6 +18,8 @@ _HOME = {
     "Engine": "kvpager.engine.engine",
     "EngineStatistics": "kvpager.engine.statistics",
     "FinishReason": "kvpager.engine.request",
+    "Guide": "kvpager.engine.guide",
+    "PromptLogprob": "kvpager.engine.prompt_logprobs",
     "Request": "kvpager.engine.request",
     "Retained": "kvpager.cache.retention_terms",
     "Retention": "kvpager.cache.retention_terms",
@@ -30,6 +34,8 @@ __all__ = [
     "Engine",
     "EngineStatistics",
     "FinishReason",
+    "Guide",
+    "PromptLogprob",
     "Request",
     "Retained",
     "Retention",

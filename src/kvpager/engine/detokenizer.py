@@ -66,15 +66,18 @@ class Detokenizer:
         self._held = ""  # certain text that may still be the beginning of a stop string
         self._is_closed = False
 
-    def push(self, token: int) -> TextDelta:
+    def push(self, token: int, *, may_end: bool = True) -> TextDelta:
         """Take the next token of the output and give out what it made certain, perhaps nothing.
+
+        Args:
+            may_end: whether a stop string that ends with this token ends the text; else it is text like any other.
 
         Raises:
             InvariantError: a stop string was found or ``flush`` was called before; there is no more text.
         """
         if self._is_closed:
             raise InvariantError("push() after the end of the text: stop pushing once finished_by is set or flushed.")
-        return self._search(self._unread.push(token))
+        return self._search(self._unread.push(token), may_end)
 
     def flush(self) -> TextDelta:
         """End the text: give out what was held back because it looked like a stop string. Again: nothing."""
@@ -82,11 +85,11 @@ class Detokenizer:
         self._is_closed = True
         return TextDelta(text)
 
-    def _search(self, new: str) -> TextDelta:
+    def _search(self, new: str, may_end: bool) -> TextDelta:
         text = self._held + new
         for end in range(len(self._held) + 1, len(text) + 1):
             found = [matcher.text for matcher in self._stops if matcher.push(text[end - 1])]
-            if found:
+            if found and may_end:
                 return self._finish(text[:end], max(found, key=len))
         certain = len(text) - max((matcher.matched for matcher in self._stops), default=0)
         self._held = text[certain:]
@@ -168,11 +171,14 @@ class _Matcher:
         self._border = _borders(text)
 
     def push(self, character: str) -> bool:
-        """Take the next character; whether the stop string ends with it. Not to be called after that."""
+        """Take the next character; whether the stop string ends with it. ``matched`` is then what may begin it anew."""
         while self.matched and self.text[self.matched] != character:
             self.matched = self._border[self.matched - 1]
         self.matched += self.text[self.matched] == character
-        return self.matched == len(self.text)
+        is_found = self.matched == len(self.text)
+        if is_found:
+            self.matched = self._border[-1]
+        return is_found
 
 
 def _borders(text: str) -> list[int]:

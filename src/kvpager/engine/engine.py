@@ -28,8 +28,10 @@ from kvpager.config import Options, load_options
 from kvpager.config.attend import Attend
 from kvpager.engine.answers import answers
 from kvpager.engine.check import check_engine
+from kvpager.engine.choosing import Chosen, choose, keep_scores
 from kvpager.engine.endings import EndedBy, Endings
 from kvpager.engine.faults import NO_FAULTS
+from kvpager.engine.guide import Guide
 from kvpager.engine.intake import Intake, Prompt
 from kvpager.engine.loading import Loading
 from kvpager.engine.opening import Opening
@@ -37,7 +39,6 @@ from kvpager.engine.output import take
 from kvpager.engine.piece import Piece
 from kvpager.engine.recording import Recording
 from kvpager.engine.request import Branch, BranchState, Completion, FinishReason, Request, TokenEvent, completion
-from kvpager.engine.sampling import SampledToken, SamplingFailure, sample
 from kvpager.engine.sampling_params import Sampling
 from kvpager.engine.scheduler import Admission, Decision, Running, decide, effective_rank, new_blocks, num_kept
 from kvpager.engine.scheduler_view import SchedulerView, queue_order
@@ -133,6 +134,7 @@ class Engine:
         ended: EndedBy | None = None,
         retain: Iterable[Retention] = (),
         attend: Attend | str | None = None,
+        guide: Guide | None = None,
         listener: Callable[[TokenEvent], None] | None = None,
     ) -> Request:
         """Queues a request. Raises RequestError, with the limit, for one that can never run or a full queue.
@@ -140,8 +142,9 @@ class Engine:
         ``priority``: who runs first, larger before smaller; it says nothing of how long pages are kept. ``ended``: says
         of each finished choice why it ended, instead of the engine's. ``retain``: what to pin, rank or let run out of
         its pages; ``Completion.retained`` has the answers. ``attend``: how it attends to its context, instead of as the
-        options say; whatever is not exact is named in ``Completion.attention``. ``listener`` is told of each token and
-        of every ending, whether it came by itself, by an error or by ``cancel``; it must not call the engine.
+        options say; whatever is not exact is named in ``Completion.attention``. ``guide``: restricts what is chosen;
+        each choice has a fork of it. ``listener`` is told of each token and of every ending, whether it came by itself,
+        by an error or by ``cancel``; it must not call the engine.
         """
         self._check_open()
         ids = self.encode(prompt)
@@ -153,7 +156,7 @@ class Engine:
         request.retain, request.attend, request.listener = tuple(retain), attend, listener
         request.came = perf_counter()
         self._next_request += 1
-        self._intake.add_branches(request)
+        self._intake.add_branches(request, guide)
         for branch in request.branches:
             (self._forking if branch.choice else self._waiting)[branch.key] = branch
         self._requests[request.id] = request
@@ -236,6 +239,7 @@ class Engine:
         ended: EndedBy | None = None,
         retain: Iterable[Retention] = (),
         attend: Attend | str | None = None,
+        guide: Guide | None = None,
     ) -> Iterator[TokenEvent]:
         """Runs one prompt, beside whatever else is queued or streamed, and yields its tokens.
 
@@ -250,6 +254,7 @@ class Engine:
             ended=ended,
             retain=retain,
             attend=attend,
+            guide=guide,
             listener=events.append,
         )
         try:
@@ -389,10 +394,12 @@ class Engine:
         try:
             with self.cache.step_over(piece.sequences, piece.counts) as step:
                 opened = perf_counter()
-                logits = self.runner.forward(step.batch, piece.tokens, piece.sample_at)
+                logits = self.runner.forward(step.batch, piece.tokens, piece.logits_at)
                 computed = perf_counter()
             closed = perf_counter()
-            chosen = self._sample([piece.branches[i] for i in piece.due], logits)
+            keep_scores(piece, logits)
+            due = [piece.branches[i] for i in piece.due]
+            chosen = self._sample(due, logits[: len(due)])
         except BaseException as error:
             for branch in piece.branches:
                 self._fail(branch, f"the model failed: {error}")
@@ -400,18 +407,16 @@ class Engine:
         self._bookkeeping_seconds += opened - begin + closed - computed
         self._model_seconds += computed - opened
         self.loading.model.stepped(piece.num_prefill, piece.num_tokens - piece.num_prefill, computed - opened)
-        events = self._take_all([piece.branches[i] for i in piece.due], chosen)
+        events = self._take_all(due, chosen)
         self._sampling_seconds += perf_counter() - closed
         return events
 
-    def _take_all(
-        self, due: list[Branch], chosen: list[tuple[Branch, SampledToken | SamplingFailure]]
-    ) -> list[TokenEvent]:
+    def _take_all(self, due: list[Branch], chosen: list[Chosen]) -> list[TokenEvent]:
         for branch in due:
             self._fork_waiting(branch)
-        events = [self._take(branch, result) for branch, result in chosen]
-        for (branch, _), event in zip(chosen, events, strict=True):
-            branch.tell(event)
+        events = [self._take(each) for each in chosen]
+        for each, event in zip(chosen, events, strict=True):
+            each.branch.tell(event)
         return events
 
     # -- the second lane ----------------------------------------------------------------------------------------
@@ -425,6 +430,7 @@ class Engine:
             assert done.logits is not None
             rows = [row for row, at in enumerate(piece.due) if is_here[at]]
             due = [piece.branches[piece.due[row]] for row in rows]
+            keep_scores(piece, done.logits, is_here)
             return self._take_all(due, self._sample(due, done.logits[rows]))
         if isinstance(error, Abandoned) or (isinstance(error, PagesLost) and self._slow_turns.recompute(error)):
             return []
@@ -432,17 +438,9 @@ class Engine:
             self._fail(branch, f"the model failed: {error}")
         raise error
 
-    def _sample(self, branches: list[Branch], logits: Tensor) -> list[tuple[Branch, SampledToken | SamplingFailure]]:
-        """The next token of each branch, and of those that will be forked from it; ``logits`` [branches, vocab]."""
-        chosen: list[Branch] = []
-        rows: list[int] = []
-        for row, branch in enumerate(branches):
-            family = [branch, *branch.forks_to_come()]
-            chosen.extend(family)
-            rows.extend([row] * len(family))
-        if len(rows) != len(branches):
-            logits = logits[rows]
-        return list(zip(chosen, sample(logits, [branch.sampler for branch in chosen]), strict=True))
+    def _sample(self, due: list[Branch], logits: Tensor) -> list[Chosen]:
+        """Every choice of a token comes through here."""
+        return choose(due, logits)
 
     def _fork_waiting(self, branch: Branch) -> None:
         """The prompt is computed: the other choices go on from it."""
@@ -455,8 +453,9 @@ class Engine:
             del self._forking[twin.key]
             self._running[twin.key] = twin
 
-    def _take(self, branch: Branch, result: SampledToken | SamplingFailure) -> TokenEvent:
-        taken = take(branch, result, self._parts.end_tokens)
+    def _take(self, chosen: Chosen) -> TokenEvent:
+        branch = chosen.branch
+        taken = take(branch, chosen.result)
         self._generated_tokens += taken.sampled is not None
         text = taken.text
         if taken.ended is not None:

@@ -11,6 +11,8 @@ from kvpager.cache.sequence import token_array
 from kvpager.config import Options
 from kvpager.config.attend import EXACT, Attend, most_kept
 from kvpager.engine.detokenizer import Detokenizer
+from kvpager.engine.guide import Guide
+from kvpager.engine.prompt_logprobs import PromptScores
 from kvpager.engine.request import Branch, BranchState, Request
 from kvpager.engine.sampling import SamplerRow, TokenCounts
 from kvpager.engine.sampling_params import Sampling
@@ -93,9 +95,12 @@ class Intake:
             self.check(ids, own, attend)
         return encoded
 
-    def add_branches(self, request: Request) -> None:
-        """One branch per choice: the first waits, the others are forked from it."""
+    def add_branches(self, request: Request, guide: Guide | None = None) -> None:
+        """One branch per choice: the first waits, the others are forked from it. ``guide``: each has a fork of it."""
         ids, sampling = request.prompt, request.sampling
+        if sampling.prompt_logprobs is not None:
+            request.scores = PromptScores(ids, sampling.prompt_logprobs)
+        end_tokens = frozenset(token for token in self._parts.end_tokens if token < self._parts.vocab_size)
         seed = self._random.getrandbits(64) if sampling.seed is None else None
         for choice in range(sampling.n):
             own = sampling.child(choice)
@@ -105,7 +110,8 @@ class Intake:
             if self._parts.tokenizer is not None:
                 context = ids[-_CONTEXT_TOKENS:].tolist()
                 detokenizer = Detokenizer(self._parts.tokenizer, own.stop, context=context)
-            row = SamplerRow(sampling=own, history=history, seed=drawn)
+            fork = None if guide is None else guide.fork()
+            row = SamplerRow(sampling=own, history=history, seed=drawn, end_tokens=end_tokens, guide=fork)
             state = BranchState.FORKING if choice else BranchState.WAITING
             request.branches.append(Branch(request, choice, self._next_branch, row, detokenizer, state))
             self._next_branch += 1

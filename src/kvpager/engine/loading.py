@@ -199,10 +199,11 @@ class Loading:
         entry = self._entries.get(branch.key)
         if entry is None:
             tokens = branch.known_tokens()
-            limit = self._canonical(
-                min(len(tokens) - 1, len(branch.request.prompt)) if self._chunk else len(tokens) - 1
-            )
-            entry = self._entries[branch.key] = _Entry(tokens, branch.request.scope, limit)
+            limit = min(len(tokens) - 1, len(branch.request.prompt)) if self._chunk else len(tokens) - 1
+            if branch.prefix_limit is not None:
+                limit = min(limit, branch.prefix_limit)
+            entry = _Entry(tokens, branch.request.scope, self._canonical(limit))
+            self._entries[branch.key] = entry
         return entry
 
     def _canonical(self, tokens: int) -> int:

@@ -69,7 +69,9 @@ class Opening:
             self.counts.approximated(branch.request.attention)
 
     def _sequence(self, branch: Branch, admission: Admission, came_up: Mapping[int, TierKind]) -> Sequence:
-        keeps, prompt = admission.keeps, len(branch.request.prompt)
+        keeps, reusable = admission.keeps, len(branch.request.prompt)
+        if branch.prefix_limit is not None:
+            reusable = min(reusable, branch.prefix_limit)
 
         def opened(max_prefix: int | None) -> Sequence:
             return self._cache.sequence(
@@ -83,9 +85,11 @@ class Opening:
                 non_resident=branch.is_slow,
             )
 
-        if self._chunk is None or not branch.is_slow:
+        if not branch.is_slow:
             return opened(admission.prefix_tokens)
-        seq = opened(prompt // self._chunk * self._chunk)
+        if self._chunk is None:
+            return opened(branch.prefix_limit)
+        seq = opened(reusable // self._chunk * self._chunk)
         while (found := seq.prefix_tokens) % self._chunk:  # only whole canonical pieces have a recomputation's bits
             seq.free()
             seq = opened(found // self._chunk * self._chunk)

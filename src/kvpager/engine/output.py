@@ -1,6 +1,5 @@
 """What a sampled token does to its branch: it becomes output and text, and may be the last one. Frees nothing."""
 
-from collections.abc import Collection
 from dataclasses import dataclass
 
 from kvpager.engine.request import Branch, FinishReason
@@ -18,8 +17,10 @@ class Taken:
     error: str = ""
 
 
-def take(branch: Branch, result: SampledToken | SamplingFailure, end_tokens: Collection[int]) -> Taken:
-    """Adds a token to a running branch. ``end_tokens``: the model's own."""
+def take(branch: Branch, result: SampledToken | SamplingFailure | None) -> Taken:
+    """Adds a token to a running branch. None: it asked for none."""
+    if result is None:
+        return Taken(None, ended=FinishReason.LENGTH)
     if isinstance(result, SamplingFailure):
         return Taken(None, ended=FinishReason.ERROR, error=result.reason)
     sampling, token = branch.sampler.sampling, result.token
@@ -28,17 +29,26 @@ def take(branch: Branch, result: SampledToken | SamplingFailure, end_tokens: Col
     branch.sampler.history.append(token)
     if sampling.logprobs is not None:
         branch.logprobs.append(result)
-    if token in sampling.stop_token_ids or (token in end_tokens and not sampling.ignore_eos):
+    if token in branch.sampler.ends:
         return Taken(result, ended=FinishReason.STOP)
+    guide, is_complete = branch.sampler.guide, False
+    if guide is not None:
+        try:
+            guide.accept(token)
+            is_complete = guide.is_complete
+        except Exception as error:  # it is the client's, and this is its own choice's end
+            return Taken(result, "", FinishReason.ERROR, f"the guide of its text failed: {error}")
     text = ""
     if branch.detokenizer is not None:
         try:
-            delta = branch.detokenizer.push(token)
+            delta = branch.detokenizer.push(token, may_end=not branch.sampler.must_go_on)
         except Exception as error:  # a tokenizer that does not know all of the model's tokens
             return Taken(result, "", FinishReason.ERROR, f"the tokenizer can't decode token {token}: {error}")
         text = delta.text
         branch.text.append(text)
         if delta.finished_by is not None:
             return Taken(result, text, FinishReason.STOP)
+    if is_complete:
+        return Taken(result, text, FinishReason.STOP)
     is_full = len(branch.output) >= sampling.max_tokens or branch.num_known > branch.request.limit
     return Taken(result, text, FinishReason.LENGTH if is_full else None)

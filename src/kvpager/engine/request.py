@@ -27,6 +27,7 @@ from kvpager.cache.sequence import Sequence
 from kvpager.config.attend import EXACT, Attend, describe
 from kvpager.engine.detokenizer import Detokenizer
 from kvpager.engine.faults import NO_FAULTS, Faults
+from kvpager.engine.prompt_logprobs import PromptLogprob, PromptScores
 from kvpager.engine.sampling import SampledToken, SamplerRow, TokenLogprob
 from kvpager.engine.sampling_params import Sampling
 from kvpager.errors import InvariantError
@@ -54,7 +55,7 @@ _MOVES = {
 
 
 class FinishReason(Enum):
-    STOP = "stop"  # an end token, a stop token or a stop string
+    STOP = "stop"  # an end token, a stop token or a stop string; or nothing may follow, says its guide
     LENGTH = "length"  # max_tokens, the model's context, or the whole pool
     CANCELLED = "cancelled"
     ERROR = "error"  # this request failed; ``error`` says how
@@ -98,6 +99,7 @@ class Completion:
     preemptions: int
     prefix_by_tier: dict[TierKind, int] = field(default_factory=dict)
     logprobs: tuple[SampledToken, ...] = ()
+    prompt_logprobs: tuple[PromptLogprob | None, ...] = ()  # where asked for, unless it ended before; None: the first's
     retained: tuple[Retained, ...] = ()  # what became of the request's retentions
     error: str = ""
     attention: str = EXACT.name
@@ -173,6 +175,17 @@ class Branch:
             raise InvariantError(f"branch {self.key} is not running")
         return self.sequence
 
+    @property
+    def is_scored(self) -> bool:
+        """Whether logits of its prompt are still wanted."""
+        return self.request.scores is not None and not self.request.scores.is_over
+
+    @property
+    def prefix_limit(self) -> int | None:
+        """Tokens that may be found instead of being computed; None: all but the last."""
+        scores = self.request.scores
+        return None if scores is None or scores.is_over else scores.num_scored
+
     def forks_to_come(self) -> "List[Branch]":
         """The choices that will be forked from this one when the first token is due."""
         if self.choice or self.output or self.request.sampling.n == 1:
@@ -205,7 +218,7 @@ class Request:
     the prompt, by the model's context and the pool. ``ended``: says why a choice ended. ``matched``: tokens of the
     prompt that were found when it first started; None before. ``came``: when it was submitted, in the engine's seconds.
     ``started``: when it was first admitted, in the same seconds; None before. ``attend``: how it attends to its
-    context. ``listener``: is told of its tokens and endings.
+    context. ``listener``: is told of its tokens and endings. ``scores``: of its prompt, where they were asked for.
     """
 
     id: int
@@ -222,12 +235,18 @@ class Request:
     retain: tuple[Retention, ...] = ()
     attend: Attend = EXACT
     listener: Callable[[TokenEvent], None] | None = None
+    scores: PromptScores | None = None
     branches: list[Branch] = field(default_factory=list)
 
     @property
     def attention(self) -> str:
         """How it attends, in words."""
         return EXACT.name if self.attend is EXACT else describe(self.attend)
+
+    @property
+    def prompt_logprobs(self) -> tuple[PromptLogprob | None, ...]:
+        """Of its prompt's tokens: once its first token has come, or it has ended, if they were asked for; else ()."""
+        return self.scores.result() if self.scores is not None and self.scores.is_complete else ()
 
     @property
     def is_finished(self) -> bool:
@@ -254,6 +273,7 @@ def completion(branch: Branch) -> Completion:
         preemptions=branch.preemptions,
         prefix_by_tier=dict(branch.prefix_by_tier or {}),
         logprobs=tuple(branch.logprobs),
+        prompt_logprobs=branch.request.prompt_logprobs,
         retained=branch.retained,
         error=branch.error,
         attention=branch.request.attention,

@@ -6,6 +6,7 @@ its seed, so it is the same alone or in a batch, in each process, and after a pr
 
 A row's logits go through, in this order (that of vLLM; the formulas of Hugging Face and OpenAI):
 
+    0. guide, min_tokens    l[t] = -inf, t not allowed here                                       restriction.py
     1. logit_bias           l[t] += bias[t]                                                       OpenAI
     2. repetition_penalty   l[t] = l[t] / r if l[t] >= 0 else l[t] * r, t in prompt or output     HF, CTRL (2019)
     3. presence, frequency  l[t] -= presence + frequency * count(t), t in output                  OpenAI
@@ -20,7 +21,8 @@ A row's logits go through, in this order (that of vLLM; the formulas of Hugging 
 of the row: their sums are exact, so no order of summation, batch size or device can change what is kept or drawn. A
 token less likely than 2**-41 of the likeliest is never drawn.
 
-Log-probabilities are reported of the logits as the model gave them, before step 1, in float32.
+Log-probabilities are reported of the logits as the model gave them, before step 0, in float32: what the model thinks,
+whatever it is allowed to say.
 """
 
 from collections.abc import Callable, Sequence
@@ -31,6 +33,8 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from kvpager.engine.guide import Guide
+from kvpager.engine.restriction import restrict
 from kvpager.engine.sampling_params import Sampling, hash64
 from kvpager.errors import ConfigError, InvariantError
 
@@ -95,18 +99,29 @@ class SamplerRow:
     """What is needed to choose the tokens of one request: made once per request, and its history appended to.
 
     REQUIRES: ``sampling.check_vocabulary`` has passed for the model. ``seed`` is that of ``sampling``, or one drawn
-    for this request when that is None.
+    for this request when that is None. ``end_tokens``: the model's own. ``guide``: restricts its text.
     """
 
     sampling: Sampling
     history: TokenCounts
     seed: int = 0
+    end_tokens: frozenset[int] = frozenset()
+    guide: Guide | None = None
+    ends: frozenset[int] = field(init=False)  # the tokens that end its output
     is_plain: bool = field(init=False)  # the highest logit as it is: no option changes it
 
     def __post_init__(self) -> None:
         sampling = self.sampling
-        is_plain = sampling.is_greedy and not sampling.has_penalties and not sampling.logit_bias
+        is_free = self.guide is None and not sampling.min_tokens
+        is_plain = is_free and sampling.is_greedy and not sampling.has_penalties and not sampling.logit_bias
         object.__setattr__(self, "is_plain", is_plain)
+        own = frozenset() if sampling.ignore_eos else self.end_tokens
+        object.__setattr__(self, "ends", own.union(sampling.stop_token_ids))
+
+    @property
+    def must_go_on(self) -> bool:
+        """Whether the output may not end yet."""
+        return self.history.num_output < self.sampling.min_tokens
 
     def uniform(self) -> float:
         """The random number of the next output position, see ``uniform``."""
@@ -142,6 +157,12 @@ class SamplingFailure:
     reason: str
 
 
+_DAMAGED = SamplingFailure(
+    "the logits are no distribution: NaN, +inf or no token allowed. The model's numbers are damaged or overflow "
+    "its dtype; a wider dtype may help."
+)
+
+
 def uniform(seed: int, position: int) -> float:
     """The random number for an output position of a request: 0 <= number < 1, a multiple of 2**-53.
 
@@ -171,8 +192,8 @@ def sample(logits: Tensor, rows: Sequence[SamplerRow]) -> list[SampledToken | Sa
     if not rows:
         return []
     best = logits.max(dim=-1)  # of equal logits the first; NaN if there is one
-    tokens: list[int | None] = _where_sound(best.values, best.indices)
-    special = [i for i, row in enumerate(rows) if not row.is_plain and tokens[i] is not None]
+    tokens: list[int | SamplingFailure] = _where_sound(best.values, best.indices)
+    special = [i for i, row in enumerate(rows) if not row.is_plain and isinstance(tokens[i], int)]
     if special:
         chosen = _choose(_take(logits, special), [rows[i] for i in special])
         for i, token in zip(special, chosen, strict=True):
@@ -190,10 +211,11 @@ def probabilities(logits: Tensor, rows: Sequence[SamplerRow]) -> Tensor:
     result = torch.full(logits.shape, torch.nan, dtype=torch.float64, device=logits.device)
     if not rows:
         return result
-    edited = _edit(_take(logits, range(len(rows))), rows)
-    best = edited.max(dim=-1)
+    edited = _take(logits, range(len(rows)))
+    failed = restrict(edited, rows)
+    best = _edit(edited, rows).max(dim=-1)
     for i, token in enumerate(_where_sound(best.values, best.indices)):
-        if token is not None:
+        if isinstance(token, int) and i not in failed:
             result[i] = 0.0
             _distribution(result[i], edited[i : i + 1], rows[i], token)
     return result
@@ -223,17 +245,20 @@ def _take(logits: Tensor, indices: Sequence[int]) -> Tensor:
     return logits.index_select(0, torch.tensor(list(indices), device=logits.device)).to(torch.float32, copy=False)
 
 
-def _where_sound(values: Tensor, tokens: Tensor) -> list[int | None]:
-    """The tokens, None where the highest logit is NaN or infinite."""
+def _where_sound(values: Tensor, tokens: Tensor) -> list[int | SamplingFailure]:
+    """The tokens, a failure where the highest logit is NaN or infinite."""
     is_sound = values.isfinite().tolist()
-    return [token if sound else None for token, sound in zip(tokens.tolist(), is_sound, strict=True)]
+    return [token if sound else _DAMAGED for token, sound in zip(tokens.tolist(), is_sound, strict=True)]
 
 
-def _choose(logits: Tensor, rows: Sequence[SamplerRow]) -> list[int | None]:
-    """Tokens of rows with options; None where these leave no distribution. ``logits`` is overwritten."""
+def _choose(logits: Tensor, rows: Sequence[SamplerRow]) -> list[int | SamplingFailure]:
+    """Tokens of rows with options; a failure where these leave no distribution. ``logits`` is overwritten."""
+    reasons = restrict(logits, rows)
     best = _edit(logits, rows).max(dim=-1)
     tokens = _where_sound(best.values, best.indices)
-    random = [i for i, row in enumerate(rows) if not row.sampling.is_greedy and tokens[i] is not None]
+    for i, reason in reasons.items():
+        tokens[i] = SamplingFailure(reason)
+    random = [i for i, row in enumerate(rows) if not row.sampling.is_greedy and isinstance(tokens[i], int)]
     for is_truncated in (False, True):  # apart, for only truncated rows need their tokens ranked
         group = [i for i in random if _is_truncated(rows[i].sampling) is is_truncated]
         if group:
@@ -347,10 +372,11 @@ def _column(rows: Sequence[SamplerRow], option: Callable[[Sampling], float], lik
 
 
 def _results(
-    logits: Tensor, rows: Sequence[SamplerRow], tokens: Sequence[int | None]
+    logits: Tensor, rows: Sequence[SamplerRow], tokens: Sequence[int | SamplingFailure]
 ) -> list[SampledToken | SamplingFailure]:
-    results = [_failure() if token is None else SampledToken(token) for token in tokens]
-    asking = [i for i, row in enumerate(rows) if row.sampling.logprobs is not None and tokens[i] is not None]
+    results = [SampledToken(token) if isinstance(token, int) else token for token in tokens]
+    asking = [i for i, row in enumerate(rows) if row.sampling.logprobs is not None]
+    asking = [i for i in asking if isinstance(results[i], SampledToken)]
     if asking:
         raw = _take(logits, asking)
         logprobs = raw.log_softmax(dim=-1)
@@ -359,26 +385,28 @@ def _results(
     return results
 
 
-def _failure() -> SamplingFailure:
-    return SamplingFailure(
-        "the logits are no distribution: NaN, +inf or no token allowed. The model's numbers are damaged or overflow "
-        "its dtype; a wider dtype may help."
-    )
-
-
-def _report(token: int | None, raw: Tensor, logprobs: Tensor, num_top: int | None) -> SampledToken:
+def _report(token: int | SamplingFailure, raw: Tensor, logprobs: Tensor, num_top: int | None) -> SampledToken:
     """The result with log-probabilities; ``raw`` and ``logprobs`` are the row's, [vocab] float32."""
-    assert token is not None
+    assert isinstance(token, int)
     assert num_top is not None
-    top = _first(raw, min(num_top, len(raw)))
-    alternatives = zip(top.tolist(), logprobs[top].tolist(), strict=True)
-    return SampledToken(token, float(logprobs[token]), tuple(TokenLogprob(*each) for each in alternatives))
+    top = likeliest(raw[None], num_top)[0]
+    return SampledToken(token, float(logprobs[token]), alternatives(top.tolist(), logprobs[top].tolist()))
 
 
-def _first(values: Tensor, count: int) -> Tensor:
-    """Ids of the ``count`` highest of ``values`` [vocab], equal ones by lower id, none that are -inf."""
-    if count == 0:
-        return torch.empty(0, dtype=torch.int64, device=values.device)
-    floor = values.topk(count).values[-1]
-    ids = ((values >= floor) & (values > -torch.inf)).nonzero().squeeze(-1)  # ascending, perhaps with too many equals
-    return ids[values[ids].argsort(descending=True, stable=True)[:count]]
+def alternatives(ids: Sequence[int], logprobs: Sequence[float]) -> tuple[TokenLogprob, ...]:
+    """The likeliest tokens as they are reported, without those that the model forbids."""
+    each = zip(ids, logprobs, strict=True)
+    return tuple(TokenLogprob(token, logprob) for token, logprob in each if logprob > -np.inf)
+
+
+def likeliest(logits: Tensor, count: int) -> Tensor:
+    """Ids of the ``count`` highest of each row, or of all; the highest first, equal ones by lower id.
+
+    ``logits``: [rows, vocab] float32 without NaN. As in ``_rank``, value and id are packed so that no two are equal:
+    the bits of a float, read as an integer, are in its order once those of a negative one are turned round.
+    """
+    bits = (logits + 0.0).view(torch.int32)  # -0.0 becomes 0.0, which it equals
+    order = torch.where(bits < 0, bits ^ 0x7FFF_FFFF, bits).to(torch.int64)
+    ids = torch.arange(logits.shape[1], device=logits.device)
+    keys = ((order << 22) | (_ID_MASK - ids)).topk(min(count, logits.shape[1]), dim=-1).values
+    return _ID_MASK - (keys & _ID_MASK)

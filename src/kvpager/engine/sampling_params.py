@@ -41,12 +41,14 @@ class _Range:
 
 
 _INTEGERS = {
-    "max_tokens": _Range(1, math.inf),
+    "max_tokens": _Range(0, math.inf),
+    "min_tokens": _Range(0, math.inf),
     "top_k": _Range(0, math.inf),
     "n": _Range(1, MAX_CHOICES),
 }
 _OPTIONAL_INTEGERS = {
     "logprobs": _Range(0, MAX_LOGPROBS),
+    "prompt_logprobs": _Range(0, MAX_LOGPROBS),
     "seed": _Range(-(2**63), _WORD - 1),
 }
 _NUMBERS = {
@@ -68,7 +70,10 @@ class Sampling:
     ==================  =======  =====================  ===============================================================
     option              default  legal values           meaning; when to change it
     ==================  =======  =====================  ===============================================================
-    max_tokens          128      1 or more              tokens to generate at most; raise it for long answers
+    max_tokens          128      0 or more              tokens to generate at most; raise it for long answers. 0: the
+                                                        prompt is computed, and that is all
+    min_tokens          0        0 to max_tokens        nothing ends the output before it has so many tokens: end and
+                                                        stop tokens can't be chosen, stop texts don't count
     temperature         0.0      0 or more              0: greedy, always the likeliest token. Else divides the logits:
                                                         below 1 safer, above 1 more varied
     top_k               0        0 or more              draw among the k likeliest tokens; 0: among all
@@ -80,6 +85,8 @@ class Sampling:
     frequency_penalty   0.0      -2 to 2                taken off the logit once per occurrence in the output
     logit_bias          {}       id -> -100 to 100      added to the logits of these tokens
     logprobs            None     0 to 20                report the token's log-probability and as many alternatives
+    prompt_logprobs     None     0 to 20                the same of each token of the prompt; it is computed anew then,
+                                                        whatever is known of it
     seed                None     -2**63 to 2**64 - 1    same seed, same output; None: another one each time. Negative
                                                         seeds count as their two's complement
     n                   1        1 to 16                independent choices generated for the prompt
@@ -97,6 +104,7 @@ class Sampling:
     """
 
     max_tokens: int = 128
+    min_tokens: int = 0
     temperature: float = 0.0
     top_k: int = 0
     top_p: float = 1.0
@@ -106,6 +114,7 @@ class Sampling:
     frequency_penalty: float = 0.0
     logit_bias: Mapping[int, float] = field(default_factory=dict, hash=False)
     logprobs: int | None = None
+    prompt_logprobs: int | None = None
     seed: int | None = None
     n: int = 1
     stop: tuple[str, ...] = ()
@@ -125,6 +134,8 @@ class Sampling:
         self._set("stop_token_ids", _token_ids(self.stop_token_ids))
         if not isinstance(self.ignore_eos, bool):
             raise _wrong("ignore_eos", self.ignore_eos, "True or False")
+        if self.min_tokens > self.max_tokens:
+            raise _wrong("min_tokens", self.min_tokens, f"at most max_tokens, which is {self.max_tokens}")
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickle and copy by value, for a read-only mapping can't be pickled as it is."""

@@ -45,6 +45,7 @@ class Limits:
     min_free: int  # blocks that an admission must leave while others run
     chunk: int | None = None
     slow: "SlowLimits | None" = None  # None: whoever does not fit was refused
+    max_scored: int = 1 << 30  # tokens of a step of either lane whose logits are all wanted: each row is large
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,6 +90,7 @@ class Running:
     needs: int = 0
     is_slow: bool = False
     is_busy: bool = False
+    is_scored: bool = False  # logits are wanted of all that it computes of its prompt
 
     @property
     def is_decode(self) -> bool:
@@ -126,6 +128,7 @@ class Waiting:
     needs: int = 0
     keeps: int | None = None
     is_alone: bool = False
+    is_scored: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -193,7 +196,8 @@ def blocks_of_request(limits: Limits, prompt: int, max_tokens: int, longest: int
     """Blocks that a request of ``prompt`` tokens may come to need for each choice; its last token has no K and V.
     ``kept``: see holding_blocks."""
     piece = limits.max_batch_tokens if kept is not None else 1
-    return holding_blocks(limits.layout, min(longest, prompt + max_tokens - 1), limits.chunk or piece, kept)
+    tokens = min(longest, prompt + max(1, max_tokens) - 1)
+    return holding_blocks(limits.layout, tokens, limits.chunk or piece, kept)
 
 
 def needed_soon(layout: KVLayout, branch: Running) -> int:
@@ -239,10 +243,12 @@ def decide(
 
 @dataclass(slots=True)
 class _Lane:
-    """What is given out of one step. ``decodes``: branches that decode and are neither served nor stopped yet."""
+    """What is given out of one step. ``decodes``: branches that decode and are neither served nor stopped yet.
+    ``scored``: tokens of it whose logits may all be wanted."""
 
     tokens: int
     decodes: int
+    scored: int
     work: dict[int, int] = field(default_factory=dict)
 
 
@@ -261,8 +267,8 @@ class _Pass:
         self._available = available
         self._reserved = reserved
         decodes = Counter(branch.is_slow for branch in running if branch.is_decode)
-        self._ordinary = _Lane(limits.max_batch_tokens, decodes[False])
-        self._slow = _Lane(_slow_tokens(limits, running), decodes[True])
+        self._ordinary = _Lane(limits.max_batch_tokens, decodes[False], limits.max_scored)
+        self._slow = _Lane(_slow_tokens(limits, running), decodes[True], limits.max_scored)
         self._owners = Counter(branch.tail for branch in running if branch.tail is not None)
         self._preempted: list[int] = []
 
@@ -283,6 +289,8 @@ class _Pass:
         budget = lane.tokens
         if not branch.is_decode:
             budget = max(budget - lane.decodes, min(1, budget))
+            if branch.is_scored:
+                budget = min(budget, lane.scored)
         if branch.is_slow and branch.keeps is not None:
             budget = min(budget, max_slow_tokens(self._layout, branch.keeps))
         wanted = self._next_tokens(branch.computed, branch.known, branch.prompt, budget)
@@ -292,6 +300,7 @@ class _Pass:
         if count:
             self._available -= self._blocks(branch, count)
             lane.tokens -= min(count, budget)
+            lane.scored -= count if branch.is_scored else 0
             lane.work[branch.key] = count
             self._leave_tail(branch)
 
@@ -388,13 +397,15 @@ class _Pass:
                 if not is_first and cost.blocks > room:
                     break
                 newcomer = self._newcomer(branch, cost)
-                wanted = self._next_tokens(newcomer.computed, newcomer.known, newcomer.prompt, lane.tokens)
+                budget = min(lane.tokens, lane.scored) if branch.is_scored else lane.tokens
+                wanted = self._next_tokens(newcomer.computed, newcomer.known, newcomer.prompt, budget)
                 count = self._fit(newcomer, wanted, self._available - cost.revived)
                 if count == 0:
                     break
                 admitted.append(Admission(branch.key, cost.prefix_tokens))
                 lane.work[branch.key] = count
                 lane.tokens -= min(count, lane.tokens)
+                lane.scored -= count if branch.is_scored else 0
                 taken = max(cost.blocks, cost.revived + self._blocks(newcomer, count))
                 spare -= self._next_page(branch)  # it runs now: see needed_soon
             self._available -= taken

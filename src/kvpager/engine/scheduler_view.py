@@ -73,6 +73,7 @@ class SchedulerView:
                 needs=self._taken(branch) if branch.is_slow else 0,
                 is_slow=branch.is_slow,
                 is_busy=branch.is_slow and branch in busy,
+                is_scored=branch.is_scored,
             )
             for branch, seq, copied in zip(branches.values(), key_to_sequence.values(), copies, strict=True)
         ]
@@ -100,6 +101,7 @@ class SchedulerView:
                 needs=self.needs(branch.request),
                 keeps=self.keeps(branch.request),
                 is_alone=branch.is_alone,
+                is_scored=branch.is_scored,
             )
 
     def keeps(self, request: "Request") -> int | None:
@@ -131,7 +133,7 @@ class SchedulerView:
     def admission_cost(self, branch: "Branch") -> AdmissionCost:
         """What a waiting branch would take if it started now."""
         tokens, scope = branch.known_tokens(), branch.request.scope
-        match = self._cache.lookup(tokens, scope)
+        match = self._cache.lookup(tokens, scope, branch.prefix_limit)
         chunk = self._limits.chunk
         if chunk is not None:  # only whole canonical pieces of the prompt have the bits of a recomputation
             canonical = min(match.num_tokens, len(branch.request.prompt)) // chunk * chunk

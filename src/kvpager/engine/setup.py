@@ -24,6 +24,8 @@ from kvpager.models.load import load_model
 from kvpager.version import __version__
 
 CANONICAL_CHUNK = 64  # tokens: in deterministic mode prompts are computed in pieces that end at multiples of it
+_SCORED_BYTES = 256 << 20  # of logits, in a step that computes prompts whose logits are all wanted
+_FEWEST_SCORED = 64  # tokens of such a step, however large a vocabulary is
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,6 +81,7 @@ def build(model: str | PreTrainedModel, tokenizer: Any, options: Options, num_bl
     oversized = Oversized.of(cache, options, chunk, max_tokens, context)
     for quota in options.quotas:
         cache.retention.set_quota(quota.tenant, quota.capacity, weight=quota.weight)
+    vocab_size = int(model.config.get_text_config().vocab_size)
     runner = ModelRunner(model, backend, layout, cache.arena, options.fused_layers, arithmetic)
     return EngineParts(
         model=model,
@@ -87,9 +90,15 @@ def build(model: str | PreTrainedModel, tokenizer: Any, options: Options, num_bl
         cache=cache,
         runner=runner,
         limits=Limits(
-            layout, options.max_running, options.max_batch_tokens, cache.min_watermark, chunk, oversized.slow
+            layout,
+            options.max_running,
+            options.max_batch_tokens,
+            cache.min_watermark,
+            chunk,
+            oversized.slow,
+            max_scored=max(_FEWEST_SCORED, _SCORED_BYTES // (4 * vocab_size)),
         ),
-        vocab_size=int(model.config.get_text_config().vocab_size),
+        vocab_size=vocab_size,
         max_context=max_context(model.config),
         max_tokens=max_tokens,
         max_request_tokens=oversized.max_tokens,

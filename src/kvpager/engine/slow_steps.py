@@ -71,7 +71,7 @@ class SlowSteps:
         self._open, self._seconds, self._others = (piece, step), 0.0, 0.0
         threads = torch.get_num_threads()
         self.lane.start(
-            partial(self._runner.slow_forward, step.batch, piece.tokens, piece.sample_at, self.lane.breathe, threads)
+            partial(self._runner.slow_forward, step.batch, piece.tokens, piece.logits_at, self.lane.breathe, threads)
         )
 
     def turn(self, others: float | None) -> SlowStep | None:

@@ -12,12 +12,13 @@ collector nothing; a node that has children keeps its number, so no child can ev
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 import numpy as np
 
 from kvpager.errors import InvariantError
 from kvpager.prefix.hashing import page_key
-from kvpager.types import ContentKey, NodeId
+from kvpager.types import ContentKey, NodeId, PageReason
 
 MAX_CANDIDATES = 32  # pages compared to find a hit inside a page
 _NONE = -1  # in the arrays only
@@ -30,6 +31,22 @@ class PartialMatch:
 
     node: NodeId
     num_tokens: int
+
+
+class IndexWatcher(Protocol):
+    """Is told of every page that becomes findable and of every one that is not any more."""
+
+    def attached(self, node: NodeId, group: int, block: int, why: PageReason) -> None: ...
+
+    def detaching(self, node: NodeId, group: int, block: int, why: PageReason) -> None:
+        """It is still there."""
+        ...
+
+    def moved(self, node: NodeId, group: int, block: int) -> None:
+        """It lies in ``block`` from now on."""
+        ...
+
+    def cleared(self) -> None: ...
 
 
 class PrefixIndex:
@@ -54,6 +71,7 @@ class PrefixIndex:
         self._node_of_block = [_NONE] * num_blocks
         self._group_of_block = [0] * num_blocks
         self.num_entries = 0  # published blocks
+        self.watcher: IndexWatcher | None = None
 
     # -- questions ----------------------------------------------------------------------------------------------
 
@@ -180,7 +198,7 @@ class PrefixIndex:
             self._num_children[parent] += 1
         return NodeId(node)
 
-    def attach(self, node: NodeId, group: int, block: int) -> None:
+    def attach(self, node: NodeId, group: int, block: int, why: PageReason = PageReason.PUBLISHED) -> None:
         """The page of ``node`` is held by ``block`` in ``group``. Raises if either is taken."""
         if self._blocks[group][node] != _NONE or self._node_of_block[block] != _NONE:
             raise InvariantError(f"node {node} or block {block} is in the prefix index already")
@@ -188,17 +206,30 @@ class PrefixIndex:
         self._node_of_block[block] = node
         self._group_of_block[block] = group
         self.num_entries += 1
+        if self.watcher is not None:
+            self.watcher.attached(node, group, block, why)
 
-    def detach(self, block: int) -> NodeId:
+    def detach(self, block: int, why: PageReason = PageReason.EVICTED) -> NodeId:
         """Forgets what ``block`` holds; the node stays as long as it has children or blocks in other groups.
 
         Returns the node, or where it went the nearest one above it that stayed.
         """
         node = self.node_of_block(block)
+        if self.watcher is not None:
+            self.watcher.detaching(node, self._group_of_block[block], block, why)
         self._blocks[self._group_of_block[block]][node] = _NONE
         self._node_of_block[block] = _NONE
         self.num_entries -= 1
         return self.prune(node)
+
+    def detach_all(self) -> None:
+        """Forgets what every block holds; roots that somebody uses stay."""
+        watcher, self.watcher = self.watcher, None  # it is told once
+        for block in self.all_blocks().tolist():
+            self.detach(block)
+        self.watcher = watcher
+        if watcher is not None:
+            watcher.cleared()
 
     def blocks_of(self, node: NodeId) -> list[int]:
         """The blocks of a node in all groups."""
@@ -267,6 +298,8 @@ class PrefixIndex:
         self._node_of_block[target] = node
         self._group_of_block[target] = group
         self._blocks[group][node] = target
+        if self.watcher is not None:
+            self.watcher.moved(NodeId(node), group, target)
 
     # -- inside -------------------------------------------------------------------------------------------------
 

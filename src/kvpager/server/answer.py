@@ -16,6 +16,7 @@ from types import TracebackType
 
 from kvpager.cache.retention_terms import Retention
 from kvpager.config.attend import Attend
+from kvpager.engine.guide import Guide
 from kvpager.engine.intake import Prompt
 from kvpager.engine.request import Completion, FinishReason, Request, TokenEvent
 from kvpager.engine.sampling_params import Sampling
@@ -33,6 +34,7 @@ class Ask:
     scope: Scope = field(default_factory=Scope)
     retain: tuple[Retention, ...] = ()
     attend: Attend | str | None = None
+    guide: Guide | None = None
     label: str = ""
     session: str = ""
 

@@ -10,7 +10,7 @@ from fastapi import FastAPI
 from kvpager.config.server_options import ServerOptions
 from kvpager.engine.engine import Engine
 from kvpager.metrics.request_metrics import RequestMetrics
-from kvpager.server import liveness
+from kvpager.server import liveness, metrics_route
 from kvpager.server.bodies import Bodies
 from kvpager.server.engine_thread import EngineThread
 from kvpager.server.envelope import Envelope
@@ -48,7 +48,7 @@ def create_app(open_engine: Callable[[], Engine], options: ServerOptions) -> Fas
     app.state.retentions = HeldRetentions()
     app.state.service = Service(thread, options, metrics, int(time.time()))
     add_error_handlers(app)
-    for part in (liveness, models, completions, chat, tokenize, info, reset, retain, sessions):
+    for part in (liveness, metrics_route, models, completions, chat, tokenize, info, reset, retain, sessions):
         app.include_router(part.router, responses=ERROR_RESPONSES)
     # The last one added is the first to see a request.
     app.add_middleware(Bodies, max_bytes=options.max_body_bytes)

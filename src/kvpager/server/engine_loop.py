@@ -179,9 +179,10 @@ class EngineLoop:
             scope=ask.scope,
             retain=ask.retain,
             attend=ask.attend,
+            guide=ask.guide,
             listener=listen,
         )
-        timing = Timing(self._metrics, came, len(request.prompt))
+        timing = Timing(self._metrics, came, request)
         self._metrics.came()
         self.waiting.queued = engine.num_waiting
         self.labels[request.id] = Label(ask.label, ask.session)

@@ -6,6 +6,7 @@ from fastapi import Request
 
 from kvpager.config.server_options import ServerOptions
 from kvpager.engine.engine import Engine
+from kvpager.metrics.exposition import Exposition
 from kvpager.metrics.request_metrics import RequestMetrics
 from kvpager.server.engine_thread import EngineThread
 from kvpager.server.openai.off_loop import OffLoop
@@ -18,6 +19,10 @@ class Service:
     metrics: RequestMetrics
     started: int  # unix seconds
     off_loop: OffLoop = field(default_factory=OffLoop)  # for work on texts
+    exposition: Exposition = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.exposition = Exposition(self.metrics)
 
     @property
     def engine(self) -> Engine:

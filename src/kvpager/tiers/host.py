@@ -11,6 +11,7 @@ from kvpager.eviction.policy import EvictionPolicy, History
 from kvpager.memory.arena import HostArena
 from kvpager.tiers.slot_book import SlotBook
 from kvpager.tiers.tier import Page, Slot, TierStatistics, TierUsage, TransferCounts
+from kvpager.tiers.watcher import TierWatcher, why_unreadable
 from kvpager.types import ContentKey, TierKind
 
 _HUGE_PAGE = 2 << 20  # memory is taken in these steps
@@ -123,7 +124,7 @@ class HostStore:
         else:
             self._loaded.failed += 1
             self._quarantined += isinstance(error, WrongContent)
-            self._book.forget([slot.key])
+            self._book.forget([slot.key], why_unreadable(error))
         self._book.complete_load(slot.index)
 
     def why_not_in_place(self) -> str:
@@ -139,7 +140,7 @@ class HostStore:
         if error is not None and self._book.slot(slot.key) == slot.index:
             self._loaded.failed += 1
             self._quarantined += isinstance(error, WrongContent)
-            self._book.forget([slot.key])
+            self._book.forget([slot.key], why_unreadable(error))
         self._book.let_go(slot.index)
         if not self._book.is_held(slot.index):
             del self._held[slot.index]
@@ -169,10 +170,13 @@ class HostStore:
         self._book.forget(keys)
 
     def clear(self) -> int:
-        return len(self._book.forget(self._book.keys()))
+        return len(self._book.clear())
 
     def tick(self) -> None:
         pass
+
+    def watch(self, watcher: TierWatcher | None) -> None:
+        self._book.watch(watcher)
 
     def blame(self, reason: str) -> None:
         pass  # memory answers

@@ -19,6 +19,7 @@ that finds no room in them is refused, not queued, and asked for again when its 
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from enum import Enum
+from typing import Protocol
 
 from kvpager.errors import InvariantError, TierError
 from kvpager.tiers.device_pages import DevicePages
@@ -42,6 +43,12 @@ class WriteBack(Enum):
     THROUGH = "through"
     BACK = "back"
     SELECTIVE = "selective"
+
+
+class LoadWatcher(Protocol):
+    """Is told of every page that has come from a tier into a block of the device."""
+
+    def loaded(self, page: Page, tier: TierKind, block: int) -> None: ...
 
 
 class Migration:
@@ -75,6 +82,7 @@ class Migration:
         self._refused = self._lost = self._late = self._not_worth_keeping = 0
         self._demoted, self._promoted = Counter[TierKind](), Counter[TierKind]()
         self._io_wait_seconds = self._idle_seconds = 0.0
+        self.watcher: LoadWatcher | None = None
 
     # -- questions ----------------------------------------------------------------------------------------------
 
@@ -368,6 +376,8 @@ class Migration:
             source.complete_load(transfer.source, error)
             if error is None and (history := source.history(transfer.page.key)) is not None:
                 load.histories[load.blocks[transfer.place]] = history
+            if error is None and self.watcher is not None:
+                self.watcher.loaded(transfer.page, source.kind, load.blocks[transfer.place])
             load.errors[transfer.place] = error
             load.num_open -= 1
             load.tier_ended[source.kind] = now

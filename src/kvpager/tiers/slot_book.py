@@ -30,7 +30,8 @@ from kvpager.errors import InvariantError
 from kvpager.eviction.partitioned import Partitioned, alike
 from kvpager.eviction.policy import NO_USE, EvictionPolicy, History, JudgingPolicy, Use
 from kvpager.tiers.tier import Page
-from kvpager.types import ContentKey
+from kvpager.tiers.watcher import TierWatcher
+from kvpager.types import ContentKey, PageReason
 
 
 class Retains(Protocol):
@@ -65,6 +66,7 @@ class SlotBook:
         self._children: Counter[ContentKey] = Counter()
         self._pinned: set[int] = set()  # not dropped while there is another, half of all slots at most
         self.retains: Retains | None = None  # once something is retained
+        self.watcher: TierWatcher | None = None
         self.num_slots = num_slots
         self.evicted = 0
 
@@ -151,7 +153,7 @@ class SlotBook:
             if victim is None:
                 return None
             self.evicted += 1
-            self._drop(victim)
+            self._drop(victim, PageReason.EVICTED)
         slot = self._free.pop()
         self._enter(slot, page)
         self._writing.add(slot)
@@ -161,6 +163,7 @@ class SlotBook:
         self._writing.remove(slot)
         if succeeded:
             self._arrive([slot])
+            self._tell([slot], PageReason.COPIED)
         else:
             self._leave(slot)
             self._give_back(slot)
@@ -172,6 +175,7 @@ class SlotBook:
         for slot, page in zip(slots, pages, strict=True):
             self._enter(slot, page)
         self._arrive(slots)
+        self._tell(slots, PageReason.FOUND)
 
     def prepare_load(self, key: ContentKey) -> int | None:
         slot = self._slot_of.get(key)
@@ -217,20 +221,41 @@ class SlotBook:
                 self._judge.take_over(slot, page.history)
                 self._offer_leaves([slot])
 
-    def forget(self, keys: Iterable[ContentKey]) -> list[int]:
+    def forget(self, keys: Iterable[ContentKey], why: PageReason = PageReason.FORGOTTEN) -> list[int]:
         """Drops pages; returns their slots, those being read included. Pages being written stay."""
         dropped = []
         for key in keys:
             slot = self._slot_of.get(key)
             if slot is None or slot in self._writing:
                 continue
-            self._drop(slot)
+            self._drop(slot, why)
             dropped.append(slot)
         return dropped
 
     def forget_slots(self, slots: Sequence[int]) -> list[int]:
-        """``forget`` of the pages in these slots."""
-        return self.forget([self._page_of[slot].key for slot in slots if slot in self._page_of])
+        """``forget`` of the pages in these slots, which can't be read any more."""
+        return self.forget([self._page_of[slot].key for slot in slots if slot in self._page_of], PageReason.FAILED)
+
+    def clear(self) -> list[int]:
+        """``forget`` of all pages."""
+        watcher, self.watcher = self.watcher, None  # it is told once
+        dropped = self.forget(self.keys())
+        self.watcher = watcher
+        if watcher is not None:
+            watcher.cleared()
+        return dropped
+
+    def watch(self, watcher: TierWatcher | None) -> None:
+        """See ``LowerTier.watch``."""
+        self.watcher = watcher
+        self._tell([slot for slot in self._slot_of.values() if slot not in self._writing], PageReason.FOUND)
+
+    def _tell(self, slots: Sequence[int], why: PageReason) -> None:
+        """Pages that can be found from now on."""
+        if self.watcher is not None:
+            for slot in slots:
+                page = self._page_of[slot]
+                self.watcher.stored(page.key, why, slot, page.parent, page.group)
 
     def withdraw(self, slots: Sequence[int]) -> None:
         """These slots are not given out until they are restored; pages in them stay."""
@@ -376,7 +401,9 @@ class SlotBook:
             return slot
         return next((other for other in self.victims(2) if other != slot), None)
 
-    def _drop(self, slot: int) -> None:
+    def _drop(self, slot: int, why: PageReason) -> None:
+        if self.watcher is not None:
+            self.watcher.removed(self._page_of[slot].key, why, slot)
         self.policy.leave(np.array([slot]))
         self._pinned.discard(slot)
         self._leave(slot)

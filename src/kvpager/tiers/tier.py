@@ -25,6 +25,7 @@ import numpy as np
 
 from kvpager.errors import TierError
 from kvpager.eviction.policy import History
+from kvpager.tiers.watcher import TierWatcher
 from kvpager.types import ContentKey, TierKind
 
 
@@ -256,6 +257,10 @@ class LowerTier(Tier, PageSource, PageTarget, Protocol):
 
     def tick(self) -> None:
         """Once a step: time has passed."""
+        ...
+
+    def watch(self, watcher: TierWatcher | None) -> None:
+        """Bookkeeping thread: ``watcher`` is told what is there, and from now on what comes and goes. None: nobody."""
         ...
 
     def blame(self, reason: str) -> None:

@@ -29,6 +29,7 @@ from kvpager.tiers.disk.worker import Worker, place_of
 from kvpager.tiers.health import Health
 from kvpager.tiers.slot_book import SlotBook
 from kvpager.tiers.tier import Page, Slot, TierStatistics, TierUsage, TransferCounts
+from kvpager.tiers.watcher import TierWatcher, why_unreadable
 from kvpager.types import Clock, ContentKey, TierKind
 
 if TYPE_CHECKING:
@@ -97,6 +98,7 @@ class DiskStore:
         self._doomed: set[int] = set()  # slots to be emptied as soon as nobody reads or holds them
         self._held: dict[int, Slot] = {}
         self._has_answered = False  # parts were read since the last tick
+        self._watcher: TierWatcher | None = None
         self._open()
 
     # -- opening ------------------------------------------------------------------------------------------------
@@ -115,6 +117,8 @@ class DiskStore:
         self._worker.close_slabs()
         self._folder.leave()
         self._folder.forget_files()
+        if self._watcher is not None:
+            self._watcher.cleared()
         self._open()
 
     def _adopt(self, contents: Contents) -> None:
@@ -128,6 +132,7 @@ class DiskStore:
             self._extents.plan(room, self._folder.capacity, self._transfers.slot_bytes)
         self._book = SlotBook(0, self._make_policy(0))
         self._book.grow(self._extents.num_slots)
+        self.watch(self._watcher)
         self._adopt_pages(contents.slabs, firsts)
         self._quarantined += contents.quarantined
         self._failures.update(contents.failures)
@@ -257,7 +262,7 @@ class DiskStore:
     def _note_failed_load(self, key: ContentKey, error: TierError, *, was_tried: bool = True) -> None:
         self._loaded.failed += 1
         self._failures[word(error)] += 1
-        dropped = self._book.forget([key])
+        dropped = self._book.forget([key], why_unreadable(error))
         if isinstance(error, WrongContent):
             self._quarantined += 1
             self._make_stale(dropped)
@@ -314,7 +319,7 @@ class DiskStore:
         self._make_stale(self._book.forget(keys))
 
     def clear(self) -> int:
-        dropped = self._book.forget(self._book.keys())
+        dropped = self._book.clear()
         self._make_stale(dropped)
         return len(dropped)
 
@@ -355,6 +360,10 @@ class DiskStore:
             for slab in self._lost:
                 slab.close()
             self._lost = []
+
+    def watch(self, watcher: TierWatcher | None) -> None:
+        self._watcher = watcher
+        self._book.watch(watcher)
 
     def blame(self, reason: str) -> None:
         self._health.failed(reason)

@@ -25,7 +25,8 @@ from kvpager.tiers.remote.object_store import ErrorReply, Missing, ObjectStore, 
 from kvpager.tiers.remote.retry import Retry
 from kvpager.tiers.remote.verdicts import Verdicts
 from kvpager.tiers.tier import Page, Slot, TierStatistics, TierUsage, TransferCounts
-from kvpager.types import Clock, ContentKey, TierKind
+from kvpager.tiers.watcher import TierWatcher
+from kvpager.types import Clock, ContentKey, PageReason, TierKind
 
 _FULL_PAUSE = 5.0  # seconds without stores after the remote had no room
 _DELETES_AT_ONCE = 1000  # what S3 takes in one request
@@ -144,7 +145,7 @@ class RemoteStore:
         if error is None:
             self._stored.pages += 1
             self._stored.bytes += self.page_bytes
-            self._verdicts.set_there(slot.key)
+            self._verdicts.set_there(slot.key, PageReason.COPIED)
             return
         self._stored.failed += 1
         self._verdicts.set_absent(slot.key)
@@ -176,7 +177,7 @@ class RemoteStore:
             self._quarantined += 1
             self._verdicts.set_wrong(key)
         else:
-            self._verdicts.set_absent(key)
+            self._verdicts.set_absent(key, PageReason.FAILED)
 
     def why_not_in_place(self) -> str:
         return self._format.why_not_in_parts()
@@ -245,6 +246,10 @@ class RemoteStore:
             self._has_answered = False
             self._reading.succeeded()
         self._verdicts.tick()
+
+    def watch(self, watcher: TierWatcher | None) -> None:
+        """Of pages that this process believes to be there; as of the last ``tick``, when verdicts run out."""
+        self._verdicts.watch(watcher)
 
     def blame(self, reason: str) -> None:
         self._failures["late"] += 1

@@ -8,7 +8,10 @@ from collections import OrderedDict
 from collections.abc import Iterable
 
 from kvpager.errors import InvariantError
-from kvpager.types import Clock, ContentKey
+from kvpager.tiers.watcher import TierWatcher
+from kvpager.types import Clock, ContentKey, PageReason
+
+_NO_SLOT = 0  # a store of others has none
 
 
 class Verdicts:
@@ -20,6 +23,7 @@ class Verdicts:
         self._there: OrderedDict[ContentKey, float] = OrderedDict()  # key -> until when
         self._absent: OrderedDict[ContentKey, float] = OrderedDict()
         self._wrong: OrderedDict[ContentKey, None] = OrderedDict()  # quarantined: no moment makes them right
+        self._watcher: TierWatcher | None = None
 
     @property
     def num_there(self) -> int:
@@ -37,19 +41,28 @@ class Verdicts:
         now = self._clock()
         return [key for key, until in self._there.items() if until > now]
 
-    def set_there(self, key: ContentKey) -> None:
+    def watch(self, watcher: TierWatcher | None) -> None:
+        """``watcher`` is told which keys are believed to be there, until ``tick`` says that this has run out."""
+        self._watcher = watcher
+        if watcher is not None:
+            for key in self._there:
+                watcher.stored(key, PageReason.FOUND, _NO_SLOT)
+
+    def set_there(self, key: ContentKey, why: PageReason = PageReason.LEARNED) -> None:
         """Somebody has just seen it, or stored it."""
         self._absent.pop(key, None)
         self._wrong.pop(key, None)
+        if self._watcher is not None and key not in self._there:
+            self._watcher.stored(key, why, _NO_SLOT)
         self._enter(self._there, key, self._clock() + self._there_for)
 
-    def set_absent(self, key: ContentKey) -> None:
-        self._there.pop(key, None)
+    def set_absent(self, key: ContentKey, why: PageReason = PageReason.FORGOTTEN) -> None:
+        self._leave(key, why)
         self._enter(self._absent, key, self._clock() + self._absent_for)
 
     def set_wrong(self, key: ContentKey) -> None:
         """What is there must not be used: absent until somebody stores it anew."""
-        self._there.pop(key, None)
+        self._leave(key, PageReason.WRONG)
         self._wrong[key] = None
         if len(self._wrong) > self._most:
             self._wrong.popitem(last=False)
@@ -69,13 +82,22 @@ class Verdicts:
         now = self._clock()
         for book in (self._there, self._absent):
             while book and next(iter(book.values())) <= now:
-                book.popitem(last=False)
+                self._drop_oldest(book)
 
     def _enter(self, book: "OrderedDict[ContentKey, float]", key: ContentKey, until: float) -> None:
         book[key] = until
         book.move_to_end(key)
         if len(book) > self._most:
-            book.popitem(last=False)
+            self._drop_oldest(book)
+
+    def _leave(self, key: ContentKey, why: PageReason) -> None:
+        if self._there.pop(key, None) is not None and self._watcher is not None:
+            self._watcher.removed(key, why, _NO_SLOT)
+
+    def _drop_oldest(self, book: "OrderedDict[ContentKey, float]") -> None:
+        key, _ = book.popitem(last=False)
+        if book is self._there and self._watcher is not None:
+            self._watcher.removed(key, PageReason.EXPIRED, _NO_SLOT)
 
     def check(self) -> None:
         if any(len(book) > self._most for book in (self._there, self._absent, self._wrong)):
