@@ -96,7 +96,7 @@ def test_an_open_bind_needs_keys() -> None:
     for host in ("127.0.0.1", "127.3.2.1", "::1", "localhost"):
         assert is_loopback(host)
         check_bind(ServerOptions(host=host), has_keys=False)
-    for host in ("0.0.0.0", "::", "", "10.0.0.1", "example.org", "127.0.0.1.example.org", "localhost.example.org"):
+    for host in ("0.0.0.0", "::", "10.0.0.1", "example.org", "127.0.0.1.example.org", "localhost.example.org"):
         assert not is_loopback(host)
         with pytest.raises(ConfigError, match="--api-keys"):
             check_bind(ServerOptions(host=host), has_keys=False)

@@ -7,7 +7,7 @@ needs of the one before; does not know who watches.
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from kvpager.metrics.activity import Activity
 from kvpager.metrics.block_view import OwnerNumbers, PageCounts, view_pool
@@ -24,12 +24,24 @@ if TYPE_CHECKING:
 MAX_SHOWN = 512  # branches with a row of their own, running ones first
 
 
-@dataclass(frozen=True, slots=True)
-class Label:
+class Label(Protocol):
     """How a request is shown: by the id of its response, and the session it belongs to."""
 
+    @property
+    def request(self) -> str: ...
+
+    @property
+    def session(self) -> str: ...
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Named:
+    """A branch, and how it is called where it is shown."""
+
+    branch: "Branch"
+    owner: int
     request: str
-    session: str = ""
+    session: str
 
 
 class FrameTaker:
@@ -42,27 +54,29 @@ class FrameTaker:
         self._rates = Rates()
         self._seq = 0
 
+    def named(self, engine: "Engine") -> list[Named]:
+        """The branches that are shown, running ones first. REQUIRES: the engine's thread."""
+        running = engine.branches()
+        shown = [*running, *engine.waiting_branches()[: max(0, MAX_SHOWN - len(running))]]
+        numbers, labels = self._numbers.of(branch.key for branch in shown), self._labels()
+        return [_named(branch, numbers[branch.key], labels.get(branch.request.id)) for branch in shown]
+
     def look(self, engine: "Engine") -> Look:
         """REQUIRES: the engine's thread, between two steps."""
-        running, waiting = engine.branches(), engine.waiting_branches()
-        shown = [*running, *waiting[: max(0, MAX_SHOWN - len(running))]]
-        numbers = self._numbers.of(branch.key for branch in shown)
-        mapping = [branch for branch in running if branch.sequence is not None]
-        sequences = [branch.running_sequence for branch in mapping]
-        pool = view_pool(engine.cache, sequences, [numbers[branch.key] for branch in mapping])
-        now, labels = time.perf_counter(), self._labels()
-        place_of_key = {branch.key: place for place, branch in enumerate(mapping)}
-        owners = [
-            _owner(branch, numbers[branch.key], labels, place_of_key.get(branch.key), pool.pages, now)
-            for branch in shown[:MAX_SHOWN]
-        ]
+        named = self.named(engine)
+        mapping = [each for each in named if each.branch.sequence is not None]
+        sequences = [each.branch.running_sequence for each in mapping]
+        pool = view_pool(engine.cache, sequences, [each.owner for each in mapping])
+        now = time.perf_counter()
+        place_of_owner = {id(each.branch): place for place, each in enumerate(mapping)}
+        owners = [_owner(each, place_of_owner.get(id(each.branch)), pool.pages, now) for each in named[:MAX_SHOWN]]
         return Look(
             snapshot=take(engine, now),
             time=time.time(),
             blocks=pool.blocks,
             owners=tuple(owners),
-            left_out=len(running) + len(waiting) - len(owners),
-            held=tuple(Held(branch.running_sequence.length, _longest(branch)) for branch in mapping),
+            left_out=len(engine.branches()) + engine.num_waiting - len(owners),
+            held=tuple(Held(each.branch.running_sequence.length, _longest(each.branch)) for each in mapping),
             layout=engine.layout,
             context=engine.max_tokens,
         )
@@ -80,16 +94,18 @@ class FrameTaker:
         return Frame(self._seq, look.time, figures, look.blocks)
 
 
-def _owner(
-    branch: "Branch", number: int, labels: Mapping[int, Label], place: int | None, pages: PageCounts, now: float
-) -> Owner:
-    request = branch.request
-    label = labels.get(request.id) or Label(f"request-{request.id}")
+def _named(branch: "Branch", owner: int, label: Label | None) -> Named:
+    request = (label.request if label else "") or f"request-{branch.request.id}"
+    return Named(branch, owner, request, label.session if label else "")
+
+
+def _owner(named: Named, place: int | None, pages: PageCounts, now: float) -> Owner:
+    branch, request = named.branch, named.branch.request
     below = 0 if place is None else pages.below[place]
     return Owner(
-        owner=number,
-        request=label.request,
-        session=label.session,
+        owner=named.owner,
+        request=named.request,
+        session=named.session,
         choice=branch.choice,
         state=branch.state.value,
         prompt_tokens=len(request.prompt),

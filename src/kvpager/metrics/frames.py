@@ -24,25 +24,34 @@ _COLUMNS = {"state": "<u1", "owner": "<u2", "mappings": "<u1", "tokens": "<u1"}
 _BYTES_OF_BLOCK, _BYTES_OF_CHANGE = 5, 9
 
 
+@dataclass(frozen=True, slots=True)
+class Encoded:
+    """A frame as JSON. ``is_whole``: it can be read without the frame before it."""
+
+    text: str
+    is_whole: bool
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class Frame:
-    """``figures``: all but the blocks, ready for JSON. ``seq`` goes up by one; ``time``: unix seconds."""
+    """``figures``: all but the blocks, ready for JSON. ``seq`` goes up; ``time``: unix seconds."""
 
     seq: int
     time: float
     figures: dict[str, Any]
     blocks: BlockView
 
-    def as_json(self, before: "Frame | None" = None) -> str:
-        """As changes since ``before``, or whole where that is None, of another size, or nothing would be saved."""
+    def encode(self, before: "Frame | None" = None) -> Encoded:
+        """As changes since ``before``; whole where that is None, of another size, or nothing would be saved."""
         blocks = encode_blocks(self.blocks, None if before is None else before.blocks)
         if before is not None and not blocks["full"]:
             blocks["since"] = before.seq
-        return json.dumps({**self.figures, "blocks": blocks}, separators=(",", ":"), allow_nan=False)
+        text = json.dumps({**self.figures, "blocks": blocks}, separators=(",", ":"), allow_nan=False)
+        return Encoded(text, blocks["full"])
 
 
 def read_frame(text: str, before: Frame | None = None) -> Frame:
-    """What ``as_json`` wrote. Raises ValueError for anything else, and for changes to a frame that isn't ``before``."""
+    """What ``encode`` wrote. Raises ValueError for anything else, and for changes to a frame that isn't ``before``."""
     figures = json.loads(text)
     if not isinstance(figures, dict) or not isinstance(figures.get("blocks"), dict):
         raise ValueError("this is not a frame: it has no blocks")

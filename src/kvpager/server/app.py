@@ -10,18 +10,36 @@ from fastapi import FastAPI
 from kvpager.config.server_options import ServerOptions
 from kvpager.engine.engine import Engine
 from kvpager.metrics.request_metrics import RequestMetrics
-from kvpager.server import liveness, metrics_route
+from kvpager.server import liveness, metrics_route, page_route
 from kvpager.server.bodies import Bodies
 from kvpager.server.engine_thread import EngineThread
 from kvpager.server.envelope import Envelope
 from kvpager.server.errors import ERROR_RESPONSES, add_error_handlers
 from kvpager.server.guard import Guard
 from kvpager.server.keys import load_keys
-from kvpager.server.kv import info, reset, retain, sessions
+from kvpager.server.kv import frame, history, info, reset, retain, sessions, stream, tables, trace
 from kvpager.server.kv.held_retentions import HeldRetentions
 from kvpager.server.openai import chat, completions, models, tokenize
 from kvpager.server.service import Service
 from kvpager.version import __version__
+
+_PARTS = (
+    liveness,
+    metrics_route,
+    models,
+    tokenize,
+    completions,
+    chat,
+    frame,
+    stream,
+    tables,
+    history,
+    trace,
+    info,
+    reset,
+    retain,
+    sessions,
+)
 
 
 def create_app(open_engine: Callable[[], Engine], options: ServerOptions) -> FastAPI:
@@ -48,8 +66,10 @@ def create_app(open_engine: Callable[[], Engine], options: ServerOptions) -> Fas
     app.state.retentions = HeldRetentions()
     app.state.service = Service(thread, options, metrics, int(time.time()))
     add_error_handlers(app)
-    for part in (liveness, metrics_route, models, completions, chat, tokenize, info, reset, retain, sessions):
+    for part in _PARTS:
         app.include_router(part.router, responses=ERROR_RESPONSES)
+    if options.page:
+        app.include_router(page_route.router)
     # The last one added is the first to see a request.
     app.add_middleware(Bodies, max_bytes=options.max_body_bytes)
     app.add_middleware(Guard, options=options, keys=load_keys(options.api_keys, os.environ))

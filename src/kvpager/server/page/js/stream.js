@@ -1,0 +1,88 @@
+// The connection to /v1/kv/stream: frames as they come, and its state in words. Comes back by itself.
+
+import { readEvents } from "./sse.js";
+
+const FIRST_WAIT = 1000;
+const LONGEST_WAIT = 15000;
+const SILENCE = 12000; // frames come several times a second: longer silence is a lost line
+const GONE_AFTER = 4; // failures in a row
+
+/** States: connecting, live, reconnecting, gone, unauthorised, unavailable; `onState(state, words)`. */
+export class Stream {
+  constructor(url, { onFrame, onState }) {
+    this.url = url;
+    this.onFrame = onFrame;
+    this.onState = onState;
+    this.failures = 0;
+  }
+
+  async run() {
+    this.onState("connecting", "connecting");
+    for (;;) {
+      const verdict = await this.once();
+      this.failures++;
+      await this.rest(verdict);
+    }
+  }
+
+  /** One connection, until it ends. Returns what ended it. */
+  async once() {
+    const stop = new AbortController();
+    let watchdog = setTimeout(() => stop.abort(), SILENCE);
+    this.reason = "";
+    try {
+      const answer = await fetch(this.url, { signal: stop.signal, headers: { Accept: "text/event-stream" } });
+      if (answer.status === 401 || answer.status === 403) return "unauthorised";
+      if (answer.status === 404) return "unavailable";
+      if (!answer.ok) return await this.refused(answer);
+      for await (const { event, data } of readEvents(answer.body)) {
+        clearTimeout(watchdog);
+        watchdog = setTimeout(() => stop.abort(), SILENCE);
+        if (event === "gone") return this.gone(data);
+        if (event !== "frame") continue;
+        this.failures = 0;
+        this.onFrame(data);
+        this.onState("live", "live");
+      }
+      return "failed";
+    } catch {
+      return "failed";
+    } finally {
+      clearTimeout(watchdog);
+      stop.abort();
+    }
+  }
+
+  /** Too many watch, or the engine is not there: the server says so in words. */
+  async refused(answer) {
+    return this.gone(await answer.text());
+  }
+
+  gone(text) {
+    try {
+      this.reason = JSON.parse(text).error.message;
+    } catch {
+      this.reason = "";
+    }
+    return this.reason ? "told" : "failed";
+  }
+
+  async rest(verdict) {
+    const wait = Math.min(LONGEST_WAIT, FIRST_WAIT * 2 ** Math.min(this.failures - 1, 5));
+    const until = performance.now() + wait;
+    for (;;) {
+      const left = Math.ceil((until - performance.now()) / 1000);
+      if (left <= 0) return;
+      this.onState(...this.words(verdict, left));
+      await new Promise((done) => setTimeout(done, Math.min(1000, until - performance.now())));
+    }
+  }
+
+  words(verdict, left) {
+    if (verdict === "unauthorised") return ["unauthorised", "not allowed: this page needs an operator's key"];
+    if (verdict === "unavailable") return ["unavailable", "this server has no memory stream"];
+    if (verdict === "told") return ["gone", `${this.reason}; next try in ${left} s`];
+    if (this.failures >= GONE_AFTER) return ["gone", `the server does not answer; next try in ${left} s`];
+    return ["reconnecting", `connection lost; next try in ${left} s`];
+  }
+}
