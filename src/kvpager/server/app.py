@@ -17,7 +17,8 @@ from kvpager.server.envelope import Envelope
 from kvpager.server.errors import ERROR_RESPONSES, add_error_handlers
 from kvpager.server.guard import Guard
 from kvpager.server.keys import load_keys
-from kvpager.server.kv import frame, history, stream, tables, trace
+from kvpager.server.kv import frame, history, info, reset, retain, sessions, stream, tables, trace
+from kvpager.server.kv.held_retentions import HeldRetentions
 from kvpager.server.openai import chat, completions, models, tokenize
 from kvpager.server.service import Service
 from kvpager.version import __version__
@@ -34,6 +35,10 @@ _PARTS = (
     tables,
     history,
     trace,
+    info,
+    reset,
+    retain,
+    sessions,
 )
 
 
@@ -58,6 +63,7 @@ def create_app(open_engine: Callable[[], Engine], options: ServerOptions) -> Fas
         redoc_url=None,
         redirect_slashes=False,
     )
+    app.state.retentions = HeldRetentions()
     app.state.service = Service(thread, options, metrics, int(time.time()))
     add_error_handlers(app)
     for part in _PARTS:

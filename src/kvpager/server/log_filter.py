@@ -4,30 +4,23 @@ What remains of an error is its kind and where it happened; at level DEBUG all o
 """
 
 import logging
-import traceback
 
-from kvpager.errors import ConfigError, KVPagerError, RequestError
+from kvpager.server.log_text import trace_of
 
-_MOST_FRAMES = 12
+_MOST_CAUSES = 8
 _ACCESS = "uvicorn.access"
 _LOGGERS = ("", "uvicorn", _ACCESS, "uvicorn.error", "kvpager")
 
 
 def trace_without_content(error: BaseException) -> str:
-    """Kinds and places, the innermost last. Messages only of our errors that speak of the memory, not of a request."""
-    parts = []
-    for each in _chain(error):
-        frames = traceback.extract_tb(each.__traceback__)[-_MOST_FRAMES:]
-        places = " > ".join(f"{frame.filename}:{frame.lineno} {frame.name}" for frame in frames)
-        says_all = isinstance(each, KVPagerError) and not isinstance(each, ConfigError | RequestError)
-        parts.append(f"{type(each).__name__}{f' ({each})' if says_all else ''} at {places or 'no known place'}")
-    return "; because of ".join(parts)
+    """Kinds and places of an error and of what led to it."""
+    return "; because of ".join(map(trace_of, _chain(error)))
 
 
 def _chain(error: BaseException) -> list[BaseException]:
     chain: list[BaseException] = []
     current: BaseException | None = error
-    while current is not None and current not in chain and len(chain) < _MOST_FRAMES:
+    while current is not None and current not in chain and len(chain) < _MOST_CAUSES:
         chain.append(current)
         current = current.__cause__ or (None if current.__suppress_context__ else current.__context__)
     return chain
