@@ -89,6 +89,11 @@ class EngineThread:
         return len(self._answers)
 
     @property
+    def num_waiting(self) -> int:
+        """Requests that have come and not begun, counted on this side."""
+        return self._side.waiting.count
+
+    @property
     def labels(self) -> dict[int, Label]:
         """What clients call the requests that are under way, by request id. Read it on the engine's thread."""
         return self._side.labels
