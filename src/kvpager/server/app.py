@@ -20,6 +20,7 @@ from kvpager.server.keys import load_keys
 from kvpager.server.kv import frame, history, info, reset, retain, sessions, stream, tables, trace
 from kvpager.server.kv.held_retentions import HeldRetentions
 from kvpager.server.openai import chat, completions, models, tokenize
+from kvpager.server.page_events import PageEvents
 from kvpager.server.service import Service
 from kvpager.version import __version__
 
@@ -48,12 +49,17 @@ def create_app(open_engine: Callable[[], Engine], options: ServerOptions) -> Fas
     thread = EngineThread(
         open_engine, stall_seconds=options.stall_seconds, max_seconds=options.max_seconds, metrics=metrics
     )
+    page_events = PageEvents(options)
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
         await thread.start()
-        yield
-        await thread.stop()
+        try:
+            await page_events.start(thread)
+            yield
+        finally:
+            await thread.stop()
+            await page_events.stop()
 
     app = FastAPI(
         title="kvpager",
@@ -64,7 +70,7 @@ def create_app(open_engine: Callable[[], Engine], options: ServerOptions) -> Fas
         redirect_slashes=False,
     )
     app.state.retentions = HeldRetentions()
-    app.state.service = Service(thread, options, metrics, int(time.time()))
+    app.state.service = Service(thread, options, metrics, int(time.time()), page_events)
     add_error_handlers(app)
     for part in _PARTS:
         app.include_router(part.router, responses=ERROR_RESPONSES)

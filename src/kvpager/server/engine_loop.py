@@ -125,6 +125,8 @@ class EngineLoop:
             self._step(engine)
         else:
             self._idle(engine)
+        if engine.cache.page_log is not None:
+            engine.cache.page_log.drain()
         self.waiting.queued = engine.num_waiting
         self._send()
 

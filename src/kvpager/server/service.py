@@ -10,6 +10,7 @@ from kvpager.metrics.exposition import Exposition
 from kvpager.metrics.request_metrics import RequestMetrics
 from kvpager.server.engine_thread import EngineThread
 from kvpager.server.openai.off_loop import OffLoop
+from kvpager.server.page_events import PageEvents
 
 
 @dataclass(slots=True)
@@ -18,11 +19,13 @@ class Service:
     options: ServerOptions
     metrics: RequestMetrics
     started: int  # unix seconds
+    page_events: PageEvents
     off_loop: OffLoop = field(default_factory=OffLoop)  # for work on texts
     exposition: Exposition = field(init=False)
 
     def __post_init__(self) -> None:
         self.exposition = Exposition(self.metrics)
+        self.exposition.sources.append(self.page_events)
 
     @property
     def engine(self) -> Engine:
