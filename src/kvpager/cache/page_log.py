@@ -91,7 +91,7 @@ class Subscriber(Protocol):
         ...
 
     def take(self, events: Sequence[PageEvent]) -> None:
-        """Bookkeeping thread, between two steps: be quick, and keep none of the list."""
+        """Bookkeeping thread, between two steps: be quick. The list may be kept, and not changed."""
         ...
 
 

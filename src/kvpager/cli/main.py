@@ -20,6 +20,7 @@ COMMANDS = {
     "run": "answer prompts and exit",
     "chat": "talk with a model",
     "serve": "answer over HTTP, as OpenAI's clients know it",
+    "top": "the memory of a running server, live in the terminal",
     "demo": "real prompts in a small pool, with a live view of its blocks",
     "model": "fetch, list, check and remove models",
     "disk": "what a disk tier keeps in its folder: check it, empty it",

@@ -1,24 +1,52 @@
-"""Serves a model over HTTP, as OpenAI's clients know it, with metrics and a page that shows the memory."""
+"""Serves a model over HTTP, as OpenAI's clients know it, with metrics and a page that shows the memory. SIGTERM and
+Ctrl-C end it once the requests under way have ended; a second one at once.
+"""
 
 import argparse
+import json
+import logging
+import sys
+from typing import TYPE_CHECKING
 
-from kvpager.cli.arguments import add_common, chosen_options
-from kvpager.config.server_options import ServerOptions
+from kvpager.cli.arguments import add_common, add_server_options, chosen_options, chosen_server_options
+from kvpager.errors import ConfigError, MissingExtra
+from kvpager.server.listening import bind
+
+if TYPE_CHECKING:
+    from kvpager.server.start_block import Start
+
+_EXTRA = ("fastapi", "starlette", "uvicorn", "h11", "sse_starlette", "prometheus_client", "llguidance", "pydantic")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--host", default="127.0.0.1", help="address to listen on")
-    parser.add_argument("--port", type=int, default=8000, help="port to listen on; 0: any free one")
+    parser.add_argument("positional_model", nargs="?", metavar="MODEL", help="the same as --model")
+    add_server_options(parser)
     add_common(parser)
 
 
 def run(arguments: argparse.Namespace) -> int:
-    options = chosen_options(arguments)
-    serving = ServerOptions(host=arguments.host, port=arguments.port)
-    import uvicorn
+    if arguments.positional_model is not None:
+        if arguments.option_model is not None:
+            raise ConfigError("the model is given twice: as an argument and with --model")
+        arguments.option_model = arguments.positional_model
+    options, serving = chosen_options(arguments), chosen_server_options(arguments)
+    _log_to_standard_error()
 
-    from kvpager.cli.session import open_engine
-    from kvpager.server.app import create_app
+    def say(start: "Start") -> None:
+        print(json.dumps(start.as_json()) if arguments.json else start, flush=True)
 
-    uvicorn.run(create_app(lambda: open_engine(options), serving), host=serving.host, port=serving.port)
-    return 0
+    with bind(serving) as bound:
+        from kvpager.cli.session import open_engine
+
+        try:
+            from kvpager.server.run import serve
+        except ModuleNotFoundError as error:
+            if error.name not in _EXTRA:
+                raise
+            raise MissingExtra(error.name, "server", "serving a model") from error
+        return 0 if serve(lambda: open_engine(options), serving, bound, say) else 1
+
+
+def _log_to_standard_error() -> None:
+    logging.basicConfig(stream=sys.stderr, format="%(asctime)s %(levelname)s %(name)s: %(message)s", level="WARNING")
+    logging.getLogger("kvpager").setLevel(logging.INFO)

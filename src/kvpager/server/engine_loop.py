@@ -20,7 +20,7 @@ from kvpager.errors import InvariantError
 from kvpager.metrics.request_metrics import RequestMetrics
 from kvpager.metrics.snapshot import Snapshot, take
 from kvpager.server.answer import Answer
-from kvpager.server.log_text import trace_of
+from kvpager.server.log_filter import trace_without_content
 from kvpager.server.timing import Timing
 from kvpager.server.waiting import Waiting
 
@@ -109,7 +109,7 @@ class EngineLoop:
 
     def _die(self, error: BaseException) -> None:
         self.death = self.death or f"{type(error).__name__} in the engine"
-        _log.critical("the engine has failed and serves no more: %s", trace_of(error))
+        _log.critical("the engine has failed and serves no more: %s", trace_without_content(error))
         _log.debug("the whole error", exc_info=error)
         self._died()
 
@@ -138,7 +138,7 @@ class EngineLoop:
             self._failing_steps += 1
             if not self._has_failed_choice or self._failing_steps >= MAX_FAILING_STEPS:
                 raise
-            _log.error("a step failed, and the requests in it with it: %s", trace_of(error))
+            _log.error("a step failed, and the requests in it with it: %s", trace_without_content(error))
             _log.debug("the whole error", exc_info=error)
         else:
             self._failing_steps = 0

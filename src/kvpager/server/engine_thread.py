@@ -64,7 +64,9 @@ class EngineThread:
         self._fetching: asyncio.Task[None] | None = None
 
     async def start(self) -> Engine:
-        """Opens the engine. Raises what opening it raised."""
+        """Opens the engine, unless it is open. Raises what opening it raised."""
+        if self.engine is not None:
+            return self.engine
         self._loop = asyncio.get_running_loop()
         self._thread.start()
         self.engine = await asyncio.wrap_future(self._side.opened)
@@ -85,6 +87,11 @@ class EngineThread:
     def num_open(self) -> int:
         """Requests that have come and not ended."""
         return len(self._answers)
+
+    @property
+    def num_waiting(self) -> int:
+        """Requests that have come and not begun, counted on this side."""
+        return self._side.waiting.count
 
     @property
     def labels(self) -> dict[int, Label]:
@@ -208,7 +215,10 @@ class EngineThread:
         return is_done
 
     async def stop(self) -> bool:
-        """Cancels what runs, closes the engine and ends the thread; whether it did end, without having died."""
+        """Cancels what runs, closes the engine and ends the thread; whether it did end, without having died.
+
+        Stopping again does nothing but say so.
+        """
         self._phase = Condition.STOPPED
         self._side.stop()
         if self._thread.is_alive():

@@ -9,7 +9,7 @@ from typing import Any
 
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
-from fastapi.responses import JSONResponse
+from fastapi.responses import JSONResponse, Response
 from starlette.exceptions import HTTPException
 
 from kvpager.errors import ConfigError, KVPagerError, QueueFull, RequestError
@@ -28,6 +28,7 @@ _TYPES = {
     431: "invalid_request_error",
     503: "service_unavailable",
 }
+_CLIENT_CLOSED = 499  # nginx's word for it; for the access log alone
 _PHRASES = {404: "there is no such route here", 405: "this route does not take that method"}
 _SHAPE = {
     "type": "object",
@@ -74,6 +75,10 @@ class ApiError(Exception):
         return JSONResponse(self.body(), self.status, headers)
 
 
+class ClientGone(Exception):
+    """Nobody waits for the answer any more, so there is none."""
+
+
 def as_api_error(error: KVPagerError) -> ApiError:
     """What a client is told of an error of the engine. Only those that are the client's say more than that."""
     if isinstance(error, EngineGone):
@@ -87,6 +92,7 @@ def as_api_error(error: KVPagerError) -> ApiError:
 
 def add_error_handlers(app: FastAPI) -> None:
     app.add_exception_handler(ApiError, answer_error)
+    app.add_exception_handler(ClientGone, _answer_nobody)
     app.add_exception_handler(KVPagerError, _answer_kvpager_error)
     app.add_exception_handler(RequestValidationError, _answer_invalid)
     app.add_exception_handler(HTTPException, _answer_http)
@@ -95,6 +101,10 @@ def add_error_handlers(app: FastAPI) -> None:
 async def answer_error(request: Request, error: Exception) -> JSONResponse:
     assert isinstance(error, ApiError)
     return error.response()
+
+
+async def _answer_nobody(request: Request, error: Exception) -> Response:
+    return Response(status_code=_CLIENT_CLOSED)
 
 
 async def _answer_kvpager_error(request: Request, error: Exception) -> JSONResponse:

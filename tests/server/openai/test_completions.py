@@ -4,6 +4,8 @@ from typing import Any
 
 import openai
 import pytest
+import torch
+from transformers import AutoModelForCausalLM
 
 from tests.server.serving import Serving
 
@@ -127,3 +129,63 @@ def test_approximate_attention_is_named(api: openai.OpenAI, name: str) -> None:
 def test_what_says_nothing_to_a_model_is_accepted(api: openai.OpenAI, name: str, field: str) -> None:
     answer = api.completions.create(model=name, prompt="the moon", max_tokens=1, extra_body={field: "anything"})
     assert len(answer.choices) == 1
+
+
+def scored(server: Serving, tokens: list[int]) -> torch.Tensor:
+    """Log-probabilities after each token, by the model itself."""
+    model = AutoModelForCausalLM.from_pretrained(server.engine.options.model)
+    with torch.inference_mode():
+        return model(torch.tensor([tokens])).logits[0].log_softmax(-1)
+
+
+@pytest.mark.parametrize("as_tokens", [True, False], ids=["tokens", "text"])
+@pytest.mark.parametrize("stream", [True, False], ids=["stream", "whole"])
+def test_echo_with_logprobs_scores_the_prompt_as_the_model_does(
+    api: openai.OpenAI, name: str, server: Serving, as_tokens: bool, stream: bool
+) -> None:
+    text = "the cook writes down what is left, \u20ac 5"
+    tokens = server.engine.tokenizer.encode(text)
+    asked: dict[str, Any] = {"model": name, "prompt": tokens if as_tokens else text, "max_tokens": 1, "seed": 1234}
+    asked |= {"logprobs": 1, "echo": True, "temperature": 0}  # as lm-eval's local-completions asks
+    chunks = list(api.completions.create(**asked, stream=True)) if stream else [api.completions.create(**asked)]
+    columns = [chunk.choices[0].logprobs.model_dump() for chunk in chunks if chunk.choices[0].logprobs]
+    shown, logprobs, top, offsets = (
+        [value for each in columns for value in each[key]]
+        for key in ("tokens", "token_logprobs", "top_logprobs", "text_offset")
+    )
+    said = "".join(chunk.choices[0].text for chunk in chunks)
+    assert said.startswith(text)
+    assert len(shown) == len(tokens) + 1
+    assert (logprobs[0], top[0]) == (None, None)
+    expected = scored(server, tokens)
+    assert logprobs[1:-1] == pytest.approx(
+        [row[t].item() for row, t in zip(expected, tokens[1:], strict=False)], abs=1e-3
+    )
+    assert logprobs[-1] == pytest.approx(expected[-1].max().item(), abs=1e-3)
+    for logprob, best, row in zip(logprobs[1:], top[1:], expected, strict=True):
+        assert max(best.values()) == pytest.approx(row.max().item(), abs=1e-3)
+        assert (logprob == max(best.values())) == (logprob == pytest.approx(row.max().item(), abs=1e-3))
+    assert offsets == sorted(offsets)
+    assert offsets[-1] == len(text)
+    plain = [at for at, token in enumerate(shown) if "\ufffd" not in token and token]
+    assert all(said[offsets[at] :].startswith(shown[at]) for at in plain)
+
+
+def test_a_prompt_can_be_scored_without_generating_anything(api: openai.OpenAI, name: str) -> None:
+    said = api.completions.create(model=name, prompt="the moon", max_tokens=0, echo=True, logprobs=1)
+    assert said.choices[0].text == "the moon"
+    assert said.choices[0].logprobs is not None
+    assert len(said.choices[0].logprobs.tokens or ()) == 3
+    assert said.usage is not None
+    assert said.usage.completion_tokens == 0
+
+
+def test_min_tokens_keep_an_answer_going(api: openai.OpenAI, name: str, server: Serving) -> None:
+    end = server.engine.tokenizer.eos_token_id
+    asked: dict[str, Any] = {"model": name, "prompt": "the moon", "max_tokens": 6, "logit_bias": {str(end): 100}}
+    short = api.completions.create(**asked).usage
+    longer = api.completions.create(**asked, extra_body={"min_tokens": 4}).usage
+    assert short is not None
+    assert longer is not None
+    assert short.completion_tokens == 1
+    assert longer.completion_tokens >= 4

@@ -51,12 +51,13 @@ class Feed:
     status: int = 200
     interval: float = 0.25
     whole_every: int = 40
+    num_past: int = 120  # frames before anybody looks
     past: list[str] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        self.memory.now = time.time() - 60
+        self.memory.now = time.time() - self.num_past / 4
         before = None
-        for i in range(240):  # a minute before anybody looks
+        for i in range(self.num_past):
             self.memory.step()
             self.past.append(json.dumps(self.memory.frame(None if i % self.whole_every == 0 else before)))
             before = self.memory.columns()

@@ -47,7 +47,7 @@ class FakeMemory:
         self.mappings = np.zeros(n, np.uint8)
         self.tokens = np.zeros(n, np.uint8)
         self.free = deque(range(n))
-        self.cached: deque[int] = deque()
+        self.cached: dict[int, None] = {}  # the longest unused first
         self.moving: list[int] = []
         self.prefixes: list[list[int]] = []
         self.seq = self.evictions = self.prompt_tokens = self.host_hits = self.device_hits = self.last_owner = 0
@@ -77,7 +77,8 @@ class FakeMemory:
         if len(self.free) < self.num_blocks // 12:
             count = min(len(self.cached), max(1, self.num_blocks // 60))
             for _ in range(count):
-                block = self.cached.popleft()
+                block = next(iter(self.cached))
+                del self.cached[block]
                 self.state[block] = MOVING
                 self.moving.append(block)
             if count:
@@ -127,7 +128,7 @@ class FakeMemory:
 
     def _map(self, block: int, owner: int) -> None:
         if self.state[block] == CACHED:
-            self.cached.remove(block)
+            del self.cached[block]
             self.owner[block] = owner
         self.state[block] = USED
         self.mappings[block] += 1
@@ -181,7 +182,7 @@ class FakeMemory:
             self.owner[block] = 0
             if self.tokens[block] == PAGE_SIZE:
                 self.state[block] = CACHED
-                self.cached.append(block)
+                self.cached[block] = None
             else:
                 self.state[block], self.tokens[block] = FREE, 0
                 self.free.append(block)

@@ -13,14 +13,11 @@ from rich.table import Table
 from rich.text import Text
 
 from kvpager.cli.demo.frame import Cell, Frame, RequestView
+from kvpager.cli.palette import colour
 from kvpager.config import format_size
 from kvpager.memory.block import BlockState
 from kvpager.types import FaultKind
 
-_COLOURS = (
-    *("#e6794b", "#4ba3e6", "#8bc34a", "#d16ba5", "#e0b93e", "#5cc8b8"),
-    *("#a98be0", "#e05d5d", "#6f9f7f", "#c99a6b", "#7fb2d9", "#b5c94e"),
-)
 _FAULTS = {
     FaultKind.DEMAND: "demand",
     FaultKind.MINOR: "minor",
@@ -104,17 +101,13 @@ def _cell(cell: Cell, plain: bool) -> tuple[str, str]:
         return (f"{min(cell.mappings, _MOST_SHARED)} ", "bold black on white")
     if cell.owner is None:
         return ("? ", "bold")
-    return (f"{letter(cell.owner)} ", f"black on {_colour(cell.owner)}")
-
-
-def _colour(place: int) -> str:
-    return _COLOURS[place % len(_COLOURS)]
+    return (f"{letter(cell.owner)} ", f"black on {colour(cell.owner)}")
 
 
 def _legend(plain: bool) -> Text:
     return Text.assemble(
         " ",
-        ("A ", f"black on {_colour(0)}"),
+        ("A ", f"black on {colour(0)}"),
         " one request  ",
         ("3 ", "bold black on white"),
         f" shared by 3 ({_MOST_SHARED}: or more)  ",
@@ -159,7 +152,7 @@ def _texts(requests: Sequence[RequestView], width: int) -> RenderableType:
     table.add_column(width=9, no_wrap=True, justify="right", style="grey70")
     table.add_column(no_wrap=True, overflow="crop", ratio=1)
     for request in _interesting(requests):
-        name = Text(f"{letter(request.place)} ", style=f"black on {_colour(request.place)}")
+        name = Text(f"{letter(request.place)} ", style=f"black on {colour(request.place)}")
         table.add_row(name, f"{request.tokens}/{request.limit}", _tail(request.text, max(8, width - 16)))
     return table
 

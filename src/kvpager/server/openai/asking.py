@@ -47,4 +47,4 @@ def _attend_of(text: str | None) -> Attend | None:
     try:
         return parse_attend(text)
     except ConfigError as error:
-        raise ApiError(400, str(error), param="attend") from None
+        raise ApiError(400, f"attend: {error}", param="attend") from None

@@ -19,7 +19,7 @@ from kvpager.server.openai.streaming import Chunks, Stream, events
 from kvpager.server.openai.strict_body import StrictRoute
 from kvpager.server.openai.templates import Conversation
 from kvpager.server.openai.tools import call_schema
-from kvpager.server.openai.usage import tiers_of, usage_of
+from kvpager.server.openai.usage import tiers_of, usage_chunk, usage_of
 from kvpager.server.service import Service, service_of
 
 router = APIRouter(route_class=StrictRoute)
@@ -40,12 +40,7 @@ async def chat(request: Request, body: ChatRequest, service: Annotated[Service, 
     base: dict[str, Any] = {"id": label, "created": int(time.time()), "model": model}
     if body.wants_stream:
         chunks = Chunks(base | {"object": "chat.completion.chunk"}, with_text, usage=body.wants_usage_chunk)
-
-        def usage() -> bytes:
-            done = [answer.request.completions() for answer in answers if answer.request is not None]
-            return chunks.usage(usage_of(done, tiers_of(service)))
-
-        last = usage if body.wants_usage_chunk else None
+        last = partial(usage_chunk, service, answers, chunks) if body.wants_usage_chunk else None
         said = events(answers, partial(choices.speak, chunks), first=choices.first(chunks), last=last)
         return Stream(said, answers, service.options.drain_seconds)
     found = await completions(request, answers)

@@ -7,7 +7,7 @@ from kvpager.engine.request import Completion, FinishReason, TokenEvent
 from kvpager.engine.sampling import SampledToken
 from kvpager.server.openai.chat_request import ChatRequest
 from kvpager.server.openai.generation import Batch
-from kvpager.server.openai.logprobs import TokenTexts, objects
+from kvpager.server.openai.logprobs import objects, texts_of
 from kvpager.server.openai.streaming import Chunks, by_choice
 from kvpager.server.openai.tool_calls import Call, CallStream, Said, parse
 
@@ -17,7 +17,7 @@ class ChatChoices:
 
     def __init__(self, body: ChatRequest, tokenizer: Any, *, must_call: bool) -> None:
         self._body = body
-        self._texts = TokenTexts(tokenizer)
+        self._texts = texts_of(tokenizer)
         self._must_call = must_call
         has_tools = bool(body.tools) and body.tool_choice != "none"
         self._names = frozenset(tool.function.name for tool in body.tools or ()) if has_tools else frozenset()

@@ -6,48 +6,54 @@ from typing import Any
 from kvpager.engine.detokenizer import Detokenizer
 from kvpager.engine.request import Completion, FinishReason, TokenEvent
 from kvpager.engine.sampling import SampledToken
+from kvpager.server.answer import Answer
 from kvpager.server.openai.completion_request import CompletionRequest
 from kvpager.server.openai.encoding import Tokens
 from kvpager.server.openai.generation import Batch
-from kvpager.server.openai.logprobs import TokenTexts, columns, offsets_of
+from kvpager.server.openai.logprobs import columns, offsets_of, texts_of
 from kvpager.server.openai.prompts import PromptInput
 from kvpager.server.openai.streaming import Chunks, by_choice
 
 _CONTEXT = 6  # tokens of the prompt that the text of the first token may depend on
 
 
+def echo_of(given: PromptInput, tokens: Tokens, tokenizer: Any) -> str:
+    """A prompt as it is repeated. Takes time for long token ids."""
+    if isinstance(given, str):
+        return given
+    detokenizer = Detokenizer(tokenizer)
+    return "".join([detokenizer.push(token).text for token in tokens])
+
+
 class CompletionChoices:
-    """``given``: the prompts as they were sent; ``prompts``: as tokens. Choice i of prompt p has index p * n + i."""
+    """``echoes``: the prompts as they are repeated; ``answers``: to each prompt. Choice i of prompt p has index
+    p * n + i."""
 
     def __init__(
-        self, body: CompletionRequest, given: Sequence[PromptInput], prompts: Sequence[Tokens], tokenizer: Any
+        self,
+        body: CompletionRequest,
+        prompts: Sequence[Tokens],
+        echoes: Sequence[str],
+        answers: Sequence[Answer],
+        tokenizer: Any,
     ) -> None:
         self._body = body
+        self._echoes = echoes
+        self._answers = answers
         self._prompts = prompts
         self._tokenizer = tokenizer
-        self._texts = TokenTexts(tokenizer)
-        self._echoes = [self._echo(one, tokens) for one, tokens in zip(given, prompts, strict=True)]
+        self._texts = texts_of(tokenizer)
         self._lengths: dict[int, int] = {}  # characters of each choice that were streamed
 
-    def _echo(self, given: PromptInput, tokens: Tokens) -> str:
-        if not self._body.echo:
-            return ""
-        if isinstance(given, str):
-            return given
-        detokenizer = Detokenizer(self._tokenizer)
-        return "".join(detokenizer.push(token).text for token in tokens)
-
-    def index(self, prompt: int, choice: int) -> int:
+    def _index(self, prompt: int, choice: int) -> int:
         return prompt * self._body.choices + choice
 
+    # -- whole --
+
     def whole(self, prompt: int, done: Completion) -> dict[str, Any]:
-        echo = self._echoes[prompt]
-        choice: dict[str, Any] = {
-            "index": self.index(prompt, done.choice),
-            "text": echo + done.text,
-            "logprobs": self._whole_logprobs(prompt, done),
-            "finish_reason": done.finish_reason.value,
-        }
+        """Takes time where there are logprobs."""
+        choice = with_text(self._index(prompt, done.choice), self._echoes[prompt] + done.text)
+        choice |= {"logprobs": self._whole_logprobs(prompt, done), "finish_reason": done.finish_reason.value}
         if self._body.return_token_ids:
             choice |= {"token_ids": list(done.token_ids), "prompt_token_ids": list(self._prompts[prompt])}
         return choice
@@ -55,15 +61,22 @@ class CompletionChoices:
     def _whole_logprobs(self, prompt: int, done: Completion) -> dict[str, Any] | None:
         if self._body.logprobs is None:
             return None
-        tokens, own = self._prompts[prompt], done.token_ids
-        echoed: Sequence[SampledToken] = ()
-        offsets: list[int] = []
+        echo = self._echoes[prompt]
+        context = self._prompts[prompt][-_CONTEXT:]
+        offsets = offsets_of(self._tokenizer, done.token_ids, context=context, start=len(echo))
+        tokens = list(done.logprobs)
         if self._body.echo:
-            echoed = _echoed(tokens, done)
-            offsets = offsets_of(self._tokenizer, tokens)
-        context = tokens[-_CONTEXT:]
-        offsets += offsets_of(self._tokenizer, own, context=context, start=len(self._echoes[prompt]))
-        return columns(self._texts, [*echoed, *done.logprobs], offsets, has_top=self._body.logprobs > 0)
+            offsets = offsets_of(self._tokenizer, self._prompts[prompt]) + offsets
+            tokens = self._scored(prompt) + tokens
+        return columns(self._texts, tokens, offsets, has_top=self._body.logprobs > 0)
+
+    def _scored(self, prompt: int) -> list[SampledToken]:
+        """The tokens of a prompt; nothing says how likely the first one was."""
+        request = self._answers[prompt].request
+        assert request is not None
+        scored = [each for each in request.prompt_logprobs if each is not None]
+        first = SampledToken(self._prompts[prompt][0])
+        return [first, *(SampledToken(each.token, each.logprob, each.top) for each in scored)]
 
     # -- piece by piece --
 
@@ -72,15 +85,24 @@ class CompletionChoices:
         is_plain = self._body.logprobs is None and not self._body.return_token_ids
         for choice, came in by_choice(batch.events).items():
             text = "".join([each.text for each in came])
-            index, reason = self.index(batch.prompt, choice), came[-1].finish_reason
+            index, reason = self._index(batch.prompt, choice), came[-1].finish_reason
+            if reason in (FinishReason.ERROR, FinishReason.CANCELLED):
+                continue
             if index not in self._lengths:
-                text = self._echoes[batch.prompt] + text
                 self._lengths[index] = len(self._echoes[batch.prompt])
-            if is_plain and reason is None:
-                if text:
-                    yield chunks.text(index, text)
-            elif reason not in (FinishReason.ERROR, FinishReason.CANCELLED):
+                if self._body.echo:
+                    yield chunks.of(self._prompt_piece(index, batch.prompt))
+            if not is_plain or reason is not None:
                 yield chunks.of(self._piece(index, text, came))
+            elif text:
+                yield chunks.text(index, text)
+
+    def _prompt_piece(self, index: int, prompt: int) -> dict[str, Any]:
+        piece = with_text(index, self._echoes[prompt])
+        if self._body.logprobs is not None:
+            offsets = offsets_of(self._tokenizer, self._prompts[prompt])
+            piece["logprobs"] = columns(self._texts, self._scored(prompt), offsets, has_top=self._body.logprobs > 0)
+        return piece
 
     def _piece(self, index: int, text: str, came: Sequence[TokenEvent]) -> dict[str, Any]:
         reason = came[-1].finish_reason
@@ -96,12 +118,6 @@ class CompletionChoices:
         if self._body.return_token_ids:
             piece["token_ids"] = [each.token for each in came if each.token is not None]
         return piece
-
-
-def _echoed(tokens: Tokens, done: Completion) -> list[SampledToken]:
-    """Nothing says how likely the first token of a prompt is."""
-    scored = [each for each in getattr(done, "prompt_logprobs", ()) if each is not None]
-    return [SampledToken(tokens[0]), *(SampledToken(each.token, each.logprob, each.top) for each in scored)]
 
 
 def with_text(index: int, text: str) -> dict[str, Any]:

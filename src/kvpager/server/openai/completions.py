@@ -2,6 +2,7 @@
 
 import asyncio
 import time
+from collections.abc import Sequence
 from functools import partial
 from typing import Annotated, Any
 
@@ -10,15 +11,15 @@ from fastapi.responses import JSONResponse, Response
 
 from kvpager.server.openai.agreement import check_completion
 from kvpager.server.openai.asking import ask_of, new_id
-from kvpager.server.openai.completion_choices import CompletionChoices, with_text
+from kvpager.server.openai.completion_choices import CompletionChoices, echo_of, with_text
 from kvpager.server.openai.completion_request import CompletionRequest
-from kvpager.server.openai.encoding import encode_prompt, tokenizer_of, tokens_left
+from kvpager.server.openai.encoding import Tokens, encode_prompt, tokenizer_of, tokens_left
 from kvpager.server.openai.generation import begin, completions
 from kvpager.server.openai.models import check_model
 from kvpager.server.openai.sampling_of import sampling_of
 from kvpager.server.openai.streaming import Chunks, Stream, events
 from kvpager.server.openai.strict_body import StrictRoute
-from kvpager.server.openai.usage import tiers_of, usage_of
+from kvpager.server.openai.usage import tiers_of, usage_chunk, usage_of
 from kvpager.server.service import Service, service_of
 
 router = APIRouter(route_class=StrictRoute)
@@ -43,24 +44,25 @@ async def complete(
         logprobs=body.logprobs,
         prompt_logprobs=body.logprobs if body.echo else None,
     )
+    echoes = await service.off_loop.run(lambda: _echoes(body, prompts, tokenizer)) if body.echo else [""] * len(prompts)
     label = new_id("cmpl")
     answers = await begin(service, [ask_of(service, request, body, prompt, sampling, label) for prompt in prompts])
-    choices = CompletionChoices(body, body.prompt, prompts, tokenizer)
+    choices = CompletionChoices(body, prompts, echoes, answers, tokenizer)
     base: dict[str, Any] = {"id": label, "object": "text_completion", "created": int(time.time()), "model": model}
     if body.wants_stream:
         chunks = Chunks(base, with_text, usage=body.wants_usage_chunk)
-
-        def usage() -> bytes:
-            done = [answer.request.completions() for answer in answers if answer.request is not None]
-            return chunks.usage(usage_of(done, tiers_of(service)))
-
-        said = events(answers, partial(choices.speak, chunks), last=usage if body.wants_usage_chunk else None)
-        return Stream(said, answers, service.options.drain_seconds)
+        last = partial(usage_chunk, service, answers, chunks) if body.wants_usage_chunk else None
+        return Stream(
+            events(answers, partial(choices.speak, chunks), last=last), answers, service.options.drain_seconds
+        )
     found = await completions(request, answers)
-    return JSONResponse(
-        base
-        | {
-            "choices": [choices.whole(prompt, done) for prompt, all_of in enumerate(found) for done in all_of],
-            "usage": usage_of(found, tiers_of(service)),
-        }
-    )
+
+    def whole() -> list[dict[str, Any]]:
+        return [choices.whole(prompt, done) for prompt, all_of in enumerate(found) for done in all_of]
+
+    each = whole() if body.logprobs is None else await service.off_loop.run(whole)
+    return JSONResponse(base | {"choices": each, "usage": usage_of(found, tiers_of(service))})
+
+
+def _echoes(body: CompletionRequest, prompts: Sequence[Tokens], tokenizer: Any) -> list[str]:
+    return [echo_of(given, tokens, tokenizer) for given, tokens in zip(body.prompt, prompts, strict=True)]

@@ -13,12 +13,8 @@ from fastapi import Request
 from kvpager.engine.request import Completion, FinishReason, TokenEvent
 from kvpager.errors import KVPagerError
 from kvpager.server.answer import Answer, Ask
-from kvpager.server.errors import ApiError, as_api_error
+from kvpager.server.errors import ApiError, ClientGone, as_api_error
 from kvpager.server.service import Service
-
-
-class ClientGone(Exception):
-    """Nobody waits for the answer any more."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -26,6 +26,12 @@ class TokenTexts:
         return text
 
 
+@lru_cache(maxsize=2)
+def texts_of(tokenizer: Any) -> TokenTexts:
+    """One for all requests."""
+    return TokenTexts(tokenizer)
+
+
 def columns(
     texts: TokenTexts, tokens: Iterable[SampledToken], offsets: Sequence[int], *, has_top: bool
 ) -> dict[str, Any]:

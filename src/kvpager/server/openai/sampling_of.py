@@ -1,6 +1,5 @@
 """The engine's ``Sampling`` of a request's fields: nulls become OpenAI's defaults."""
 
-from dataclasses import fields
 from typing import Any
 
 from kvpager.engine.sampling_params import Sampling
@@ -39,6 +38,4 @@ def sampling_of(
     given = {name: getattr(body, name) for name in _DEFAULTS}
     chosen = {name: _DEFAULTS[name] if value is None else value for name, value in given.items()}
     top_k = max(0, body.top_k or 0)
-    chosen |= {"max_tokens": max_tokens, "top_k": top_k, "logprobs": logprobs, "prompt_logprobs": prompt_logprobs}
-    known = {each.name for each in fields(Sampling)}
-    return Sampling(**{name: value for name, value in chosen.items() if name in known})
+    return Sampling(max_tokens=max_tokens, top_k=top_k, logprobs=logprobs, prompt_logprobs=prompt_logprobs, **chosen)

@@ -10,7 +10,7 @@ from kvpager.server.openai.chat_request import TemplateArguments
 from kvpager.server.openai.encoding import check_vocabulary, encode_text, tokenizer_of
 from kvpager.server.openai.fields import STRICT, TOKEN_SCHEMA
 from kvpager.server.openai.limits import MAX_IDS, MAX_MESSAGES, MAX_TOOLS, token_ids
-from kvpager.server.openai.logprobs import TokenTexts
+from kvpager.server.openai.logprobs import texts_of
 from kvpager.server.openai.messages import Message
 from kvpager.server.openai.models import check_model
 from kvpager.server.openai.strict_body import StrictRoute
@@ -64,7 +64,7 @@ async def tokenize(body: TokenizeRequest, service: _Service) -> dict[str, Any]:
     found: dict[str, Any] = {"count": len(tokens), "max_model_len": service.engine.max_request_tokens}
     found["tokens"] = list(tokens)
     if body.return_token_strs:
-        texts = TokenTexts(tokenizer)
+        texts = texts_of(tokenizer)
         found["token_strs"] = await service.off_loop.run_for(text, lambda: [texts.of(token) for token in tokens])
     return found
 

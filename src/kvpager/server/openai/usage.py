@@ -5,6 +5,8 @@ from typing import Any
 
 from kvpager.engine.faults import NO_FAULTS
 from kvpager.engine.request import Completion
+from kvpager.server.answer import Answer
+from kvpager.server.openai.streaming import Chunks
 from kvpager.server.service import Service
 from kvpager.types import TierKind
 
@@ -50,3 +52,9 @@ def tiers_of(service: Service) -> list[TierKind]:
     """The device, and what lies below it."""
     below = [TierKind[type(tier).__name__.removesuffix("Tier").upper()] for tier in service.engine.options.tiers]
     return [TierKind.DEVICE, *dict.fromkeys(below)]
+
+
+def usage_chunk(service: Service, answers: Sequence[Answer], chunks: Chunks) -> bytes:
+    """The last chunk of a stream. REQUIRES: finished."""
+    done = [answer.request.completions() for answer in answers if answer.request is not None]
+    return chunks.usage(usage_of(done, tiers_of(service)))

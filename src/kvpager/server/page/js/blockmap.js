@@ -9,7 +9,7 @@ import { LEVELS, LOOK_CACHED, LOOK_FREE, LOOK_NO_OWNER, Sprites } from "./sprite
 const SMALLEST = 2; // device pixels
 const LARGEST = 28; // of the page
 const MARGIN = 4; // of the overlay around the map, so that a ring at the edge is whole; as in map.css
-const PERIOD = 8; // rows are multiples of this long where there is room, so that addresses are easy to count
+const PERIODS = [16, 8, 4, 1]; // rows are multiples of the first that costs no room: addresses are easy to count
 
 export class BlockMap {
   constructor(canvas, overlay, colouring) {
@@ -33,8 +33,7 @@ export class BlockMap {
     const digits = String(Math.max(this.count - 1, 0)).length;
     this.gutter = width < 480 ? 0 : Math.round((digits * 6.6 + 10) * ratio);
     const room = Math.floor(width * ratio) - this.gutter;
-    this.cell = this.fit(room, Math.floor(height * ratio), Math.floor(LARGEST * ratio));
-    this.columns = this.columnsFor(room, this.cell);
+    this.fit(room, Math.floor(height * ratio), Math.floor(LARGEST * ratio));
     this.rows = Math.ceil(this.count / this.columns);
     const size = [(this.gutter + this.columns * this.cell) / ratio, (this.rows * this.cell) / ratio];
     this.context = fitCanvas(this.canvas, ...size).context;
@@ -44,16 +43,16 @@ export class BlockMap {
     this.drawAll(memory);
   }
 
+  /** The largest cells that fit; rows as round as they may be without making the cells smaller. */
   fit(width, height, largest) {
-    for (let cell = largest; cell > SMALLEST; cell--) {
-      if (Math.ceil(this.count / this.columnsFor(width, cell)) * cell <= height) return cell;
+    for (this.cell = largest; this.cell >= SMALLEST; this.cell--) {
+      const most = Math.max(1, Math.floor(width / this.cell));
+      for (const period of PERIODS) {
+        this.columns = most > period ? most - (most % period) : most;
+        if (Math.ceil(this.count / this.columns) * this.cell <= height) return;
+      }
     }
-    return SMALLEST; // more rows than fit: the map scrolls
-  }
-
-  columnsFor(width, cell) {
-    const columns = Math.max(1, Math.floor(width / cell));
-    return columns > PERIOD ? columns - (columns % PERIOD) : columns;
+    this.cell = SMALLEST; // more rows than fit: the map scrolls
   }
 
   drawAll(memory) {
@@ -126,6 +125,7 @@ export class BlockMap {
     const side = this.cell >= 4 ? this.cell - 1 : this.cell;
     for (let row = 0; row < this.rows; row += every) {
       const y = every === 1 ? row * this.cell + side / 2 + size * 0.36 : row * this.cell + size * 0.78;
+      if (y > this.rows * this.cell) break;
       context.fillText(String(row * this.columns), this.gutter - Math.round(8 * this.ratio), y);
     }
   }

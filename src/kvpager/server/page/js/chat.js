@@ -54,6 +54,7 @@ export class Chat {
   async askEight() {
     const turn = this.turn("Eight questions about one text, at once");
     turn.answer.remove();
+    setText(turn.meter, "");
     const list = element("ul", { class: "many" });
     turn.root.insertBefore(list, turn.meter);
     const model = await this.model(turn);

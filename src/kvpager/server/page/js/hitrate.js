@@ -54,7 +54,7 @@ export class HitRate {
       columns[0].push(now.time);
       this.names.forEach((name, tier) => {
         const hits = (now.byTier[name] ?? 0) - (before.byTier[name] ?? 0);
-        columns[tier + 1].push(prompts > 0 ? Math.min(1, Math.max(0, hits / prompts)) : null);
+        columns[tier + 1].push(prompts > 0 && now.time - before.time > OVER / 2 ? Math.min(1, Math.max(0, hits / prompts)) : null);
       });
     }
     return columns;

@@ -27,6 +27,8 @@ import { Chat } from "./chat.js";
 import * as format from "./format.js";
 
 const PAST = 300; // seconds of history asked for when the page is opened
+const PATIENCE = 4000; // milliseconds that the past may take to come
+const SLICE = 8; // milliseconds of reading it before the browser may draw
 const TEXT_EVERY = 450; // milliseconds between two writings of the panels: faster nobody reads
 
 startTheme($("#theme"));
@@ -72,6 +74,7 @@ const tables = new Tables(
   },
 );
 const timeline = new Timeline($("#lanes"), $("#lanes-canvas"), { button: $("#trace"), words: $("#trace-words") });
+const inView = new Set(["alerts"]); // panels that somebody can see; alerts have a badge at the top
 const panels = {
   figures: new Figures($("#figures"), series),
   legend,
@@ -155,7 +158,7 @@ function drawMap() {
 
 function drawPanels() {
   wroteAt = performance.now();
-  for (const [name, panel] of Object.entries(panels)) schedule.add(name, () => panel.show(shown));
+  for (const name of inView) schedule.add(name, () => panels[name].show(shown));
   schedule.add("follow", () => follow.show());
   schedule.add("title", () => {
     setText($("#model"), shown.meta.model);
@@ -214,14 +217,26 @@ for (const button of switches) {
   });
 }
 
+for (const name of Object.keys(panels)) {
+  watchVisible($(`#${name}`), (isVisible) => {
+    if (!isVisible) return name !== "alerts" && inView.delete(name);
+    inView.add(name);
+    return shown && schedule.add(name, () => panels[name].show(shown));
+  });
+}
 watchVisible($("#tables"), (isVisible) => tables.want(isVisible));
 
 async function readPast() {
   try {
-    const answer = await fetch(`/v1/kv/history?seconds=${PAST}`);
+    const answer = await fetch(`/v1/kv/history?seconds=${PAST}`, { signal: AbortSignal.timeout(PATIENCE) });
     if (!answer.ok) return;
-    const body = await answer.json();
-    for (const frame of Array.isArray(body) ? body : (body.frames ?? [])) record(decodeFrame(frame));
+    let since = performance.now();
+    for (const frame of (await answer.json()).frames) {
+      record(decodeFrame(frame));
+      if (performance.now() - since < SLICE) continue;
+      await new Promise((done) => setTimeout(done));
+      since = performance.now();
+    }
   } catch {
     // without a past the page begins now
   }

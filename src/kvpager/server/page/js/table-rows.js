@@ -56,7 +56,7 @@ function drawRow(context, row, look) {
   context.beginPath();
   context.rect(0, y, labelWidth - 10, ROW);
   context.clip();
-  context.fillText(label(table) + group, indent + 17, y + ROW / 2 + 4);
+  context.fillText((labelWidth < 120 ? `…${label(table).slice(-8)}` : label(table)) + group, indent + 17, y + ROW / 2 + 4);
   context.restore();
   const side = step > 5 ? step - 2 : step - 1;
   for (const cell of row.cells) drawPage(context, cell, top, side, colour, look);

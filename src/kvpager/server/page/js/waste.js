@@ -5,8 +5,8 @@ import * as format from "./format.js";
 
 export class Waste {
   constructor(root) {
-    this.paged = half("In pages");
-    this.reserved = half("Contiguous, reserved to the answer's limit");
+    this.paged = half("Paged");
+    this.reserved = half("Contiguous, up to each limit");
     this.fits = element("p");
     this.context = element("p");
     this.empty = element("p", { class: "empty" }, "No request runs: nothing to compare.");
@@ -37,7 +37,7 @@ function write(part, bytes, waste, scale) {
   setText(part.unit, ` ${unit ?? ""} wasted`);
   part.held.style.width = `${((bytes * (1 - waste)) / scale) * 100}%`;
   part.wasted.style.width = `${((bytes * waste) / scale) * 100}%`;
-  setText(part.note, `${format.bytes(bytes)}, ${format.bytes(bytes * (1 - waste))} of it tokens`);
+  setText(part.note, `${format.bytes(bytes)}, ${format.bytes(bytes * (1 - waste))} hold tokens`);
 }
 
 function half(title) {
