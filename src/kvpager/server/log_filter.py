@@ -4,17 +4,28 @@ What remains of an error is its kind and where it happened; at level DEBUG all o
 """
 
 import logging
+import traceback
+from pathlib import Path
 
-from kvpager.server.log_text import trace_of
+from kvpager.errors import InvariantError
 
 _MOST_CAUSES = 8
+_MOST_FRAMES = 6
 _ACCESS = "uvicorn.access"
 _LOGGERS = ("", "uvicorn", _ACCESS, "uvicorn.error", "kvpager")
 
 
 def trace_without_content(error: BaseException) -> str:
-    """Kinds and places of an error and of what led to it."""
-    return "; because of ".join(map(trace_of, _chain(error)))
+    """Kinds and places of an error and of what led to it, the innermost first. Our own bugs say only numbers, so these
+    are quoted."""
+    return "; because of ".join(map(_trace, _chain(error)))
+
+
+def _trace(error: BaseException) -> str:
+    said = f" ({error})" if isinstance(error, InvariantError) else ""
+    frames = traceback.extract_tb(error.__traceback__)[-_MOST_FRAMES:]
+    places = ", ".join(f"{Path(each.filename).name}:{each.lineno} {each.name}" for each in reversed(frames))
+    return f"{type(error).__name__}{said} at {places or 'no known place'}"
 
 
 def _chain(error: BaseException) -> list[BaseException]:
