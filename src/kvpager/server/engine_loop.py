@@ -120,6 +120,7 @@ class EngineLoop:
         self._has_mail.clear()
         for _ in range(len(self._inbox)):  # what comes meanwhile waits for the next turn: steps must go on
             self._inbox.popleft()(engine)
+        self.waiting.queued = engine.num_waiting  # what was cancelled waits no more
         self._send()  # who was refused, or asked for something, need not wait for the step
         if engine.has_work:
             self._step(engine)
