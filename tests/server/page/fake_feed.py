@@ -51,6 +51,7 @@ class Feed:
     status: int = 200
     interval: float = 0.25
     whole_every: int = 40
+    is_over: bool = False
     num_past: int = 120  # frames before anybody looks
     past: list[str] = field(default_factory=list)
 
@@ -64,7 +65,7 @@ class Feed:
 
     async def events(self) -> AsyncIterator[str]:
         before, count = None, 0
-        while self.status == 200:
+        while self.status == 200 and not self.is_over:
             frame = self.memory.frame(before if count % self.whole_every else None)
             before, count = self.memory.columns(), count + 1
             yield f"event: frame\r\ndata: {json.dumps(frame)}\r\n\r\n"
@@ -137,7 +138,7 @@ def serving_feed(feed: Feed) -> Iterator[str]:
             time.sleep(0.01)
         yield f"http://127.0.0.1:{server.servers[0].sockets[0].getsockname()[1]}"
     finally:
-        server.should_exit = True
+        feed.is_over = server.should_exit = True
         thread.join(10)
 
 
