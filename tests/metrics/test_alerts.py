@@ -67,7 +67,6 @@ def test_an_alert_does_not_flicker_with_its_value() -> None:
         "summary": "Nearly all blocks of the device are in use",
         "since": 5.0,
         "value": "97% of blocks in use",
-        "tier": "",
     }
 
 

@@ -10,7 +10,7 @@ What Prometheus calls ``for`` and ``keep_firing_for``. Knows no clock: whoever c
 import logging
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 
 from kvpager.metrics.alert_rules import MIN_USUAL_TOKENS, RULES, Rule
 from kvpager.metrics.baseline import Baseline
@@ -32,8 +32,14 @@ class Alert:
     tier: str = ""
 
     def as_dict(self) -> dict[str, object]:
-        """For JSON."""
-        return asdict(self)
+        """For the frames of the page."""
+        return {
+            "name": self.name,
+            "severity": self.severity,
+            "summary": f"{self.summary} ({self.tier})" if self.tier else self.summary,
+            "since": round(self.since, 3),
+            "value": self.value,
+        }
 
 
 @dataclass(slots=True)

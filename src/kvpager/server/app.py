@@ -11,6 +11,7 @@ from kvpager.config.server_options import ServerOptions
 from kvpager.engine.engine import Engine
 from kvpager.metrics.request_metrics import RequestMetrics
 from kvpager.server import liveness, metrics_route, page_route
+from kvpager.server.alert_watch import watching
 from kvpager.server.bodies import Bodies
 from kvpager.server.engine_thread import EngineThread
 from kvpager.server.envelope import Envelope
@@ -52,7 +53,8 @@ def create_app(open_engine: Callable[[], Engine], options: ServerOptions) -> Fas
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
         await thread.start()
-        yield
+        async with watching(app.state.service):
+            yield
         await thread.stop()
 
     app = FastAPI(

@@ -6,6 +6,7 @@ from fastapi import Request
 
 from kvpager.config.server_options import ServerOptions
 from kvpager.engine.engine import Engine
+from kvpager.metrics.alerts import Alerts
 from kvpager.metrics.exposition import Exposition
 from kvpager.metrics.request_metrics import RequestMetrics
 from kvpager.server.engine_thread import EngineThread
@@ -19,6 +20,7 @@ class Service:
     metrics: RequestMetrics
     started: int  # unix seconds
     off_loop: OffLoop = field(default_factory=OffLoop)  # for work on texts
+    alerts: Alerts = field(default_factory=Alerts)
     exposition: Exposition = field(init=False)
 
     def __post_init__(self) -> None:
