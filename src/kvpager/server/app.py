@@ -11,6 +11,7 @@ from kvpager.config.server_options import ServerOptions
 from kvpager.engine.engine import Engine
 from kvpager.metrics.request_metrics import RequestMetrics
 from kvpager.server import liveness, metrics_route, page_route
+from kvpager.server.alert_watch import watching
 from kvpager.server.bodies import Bodies
 from kvpager.server.engine_thread import EngineThread
 from kvpager.server.envelope import Envelope
@@ -56,7 +57,8 @@ def create_app(open_engine: Callable[[], Engine], options: ServerOptions) -> Fas
         await thread.start()
         try:
             await page_events.start(thread)
-            yield
+            async with watching(app.state.service):
+                yield
         finally:
             await thread.stop()
             await page_events.stop()

@@ -6,6 +6,7 @@ from fastapi import Request
 
 from kvpager.config.server_options import ServerOptions
 from kvpager.engine.engine import Engine
+from kvpager.metrics.alerts import Alerts
 from kvpager.metrics.exposition import Exposition
 from kvpager.metrics.request_metrics import RequestMetrics
 from kvpager.server.engine_thread import EngineThread
@@ -21,6 +22,7 @@ class Service:
     started: int  # unix seconds
     page_events: PageEvents
     off_loop: OffLoop = field(default_factory=OffLoop)  # for work on texts
+    alerts: Alerts = field(default_factory=Alerts)
     exposition: Exposition = field(init=False)
 
     def __post_init__(self) -> None:

@@ -156,7 +156,7 @@ def feed_of(request: Request) -> FrameFeed:
     if not hasattr(state, "frame_feed"):
         service = service_of(request)
         thread = service.thread
-        taker = FrameTaker(service.model_name, service.started, lambda: thread.labels)
+        taker = FrameTaker(service.model_name, service.started, lambda: thread.labels, lambda: service.alerts.firing)
         state.frame_feed = FrameFeed(thread, taker)
     feed: FrameFeed = state.frame_feed
     return feed
