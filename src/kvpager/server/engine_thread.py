@@ -106,10 +106,10 @@ class EngineThread:
     def before_turn(self, message: Message | None) -> None:
         self._side.before_turn = message
 
-    async def snapshot(self) -> Snapshot:
-        """At most a second old; the last one there is where the engine is busy for longer than two, or gone."""
+    async def snapshot(self, max_age: float = _FRESH_SECONDS) -> Snapshot:
+        """At most ``max_age`` seconds old; the last one there is where the engine is busy for longer than two, or gone."""
         assert self._side.snapshot is not None, "not started"
-        if perf_counter() - self._side.snapshot.at > _FRESH_SECONDS:
+        if perf_counter() - self._side.snapshot.at > max_age:
             if self._fetching is None or self._fetching.done():
                 self._fetching = asyncio.create_task(self._fetch())
             await asyncio.wait({self._fetching}, timeout=_BUSY_SECONDS)
