@@ -107,7 +107,7 @@ class EngineThread:
         self._side.before_turn = message
 
     async def snapshot(self, max_age: float = _FRESH_SECONDS) -> Snapshot:
-        """At most ``max_age`` seconds old; the last one there is where the engine is busy for longer than two, or gone."""
+        """At most ``max_age`` seconds old; the last one there is if the engine is busy for longer than two, or gone."""
         assert self._side.snapshot is not None, "not started"
         if perf_counter() - self._side.snapshot.at > max_age:
             if self._fetching is None or self._fetching.done():
