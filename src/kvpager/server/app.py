@@ -23,6 +23,7 @@ from kvpager.server.kv.held_retentions import HeldRetentions
 from kvpager.server.openai import chat, completions, models, tokenize
 from kvpager.server.page_events import PageEvents
 from kvpager.server.service import Service
+from kvpager.server.tracing import tracing
 from kvpager.version import __version__
 
 _PARTS = (
@@ -54,14 +55,15 @@ def create_app(open_engine: Callable[[], Engine], options: ServerOptions) -> Fas
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
-        await thread.start()
-        try:
-            await page_events.start(thread)
-            async with watching(app.state.service):
-                yield
-        finally:
-            await thread.stop()
-            await page_events.stop()
+        async with tracing(app.state.service):
+            await thread.start()
+            try:
+                await page_events.start(thread)
+                async with watching(app.state.service):
+                    yield
+            finally:
+                await thread.stop()
+                await page_events.stop()
 
     app = FastAPI(
         title="kvpager",

@@ -21,6 +21,7 @@ from kvpager.engine.request import FinishReason
 from kvpager.errors import InvariantError, QueueFull, RequestError
 from kvpager.metrics.request_metrics import RequestMetrics
 from kvpager.metrics.snapshot import Snapshot, take
+from kvpager.metrics.spans import Spans
 from kvpager.server.answer import Answer, Ask, EngineGone
 from kvpager.server.engine_loop import EngineLoop, Label, Message, News
 from kvpager.server.health import Condition, Health, of_silence
@@ -97,6 +98,10 @@ class EngineThread:
     def labels(self) -> dict[int, Label]:
         """What clients call the requests that are under way, by request id. Read it on the engine's thread."""
         return self._side.labels
+
+    def trace_into(self, spans: Spans) -> None:
+        """Requests that begin from now on are traced."""
+        self._side.spans = spans
 
     @property
     def before_turn(self) -> Message | None:
