@@ -11,7 +11,7 @@ _COUNTS = (1.0, 8.0, 32.0, 128.0, 512.0, 2048.0, 8192.0, 32768.0, 131072.0, 5242
 
 REQUEST_METRICS: tuple[Metric, ...] = (
     counter("requests_received", Group.REQUESTS, "Requests that were taken in."),
-    counter("requests_refused", Group.REQUESTS, "Requests that were not, by why.", None, "reason"),
+    counter("requests_refused", Group.REQUESTS, "Requests that the engine did not take, by why.", None, "reason"),
     counter("choices_finished", Group.REQUESTS, "Choices that ended, by how.", None, "reason"),
     histogram("time_to_first_token_seconds", Group.REQUESTS, "From arrival to a choice's first token.", _LONG),
     histogram("inter_token_latency_seconds", Group.REQUESTS, "Between two tokens of a choice.", _SHORT),
@@ -31,6 +31,13 @@ PAGE_METRICS: tuple[Metric, ...] = (  # counted by metrics/page_life.py
     histogram("page_reuse_gap_seconds", Group.EVICTION, "Between two uses of a page.", BOUNDS, "tier"),
 )  # fmt: skip
 
+EVENT_METRICS: tuple[Metric, ...] = (  # counted by server/page_events.py, those of KV events where they are published
+    counter("page_events_dropped", Group.SERVER,
+            "Events of pages that found no room in their log; what is there is told anew."),
+    counter("kv_event_batches", Group.SERVER, "Batches of KV events that were published."),
+    counter("kv_event_replays", Group.SERVER, "Requests for missed KV events that were answered."),
+)  # fmt: skip
+
 SERVER_METRICS: tuple[Metric, ...] = (
     gauge("build_info", Group.SERVER, "Always 1; the label has the version.", None, "version"),
     gauge("snapshot_age_seconds", Group.SERVER,
@@ -38,5 +45,12 @@ SERVER_METRICS: tuple[Metric, ...] = (
 )  # fmt: skip
 
 SNAPSHOT_METRICS: tuple[Metric, ...] = (*MEMORY_METRICS, *ENGINE_METRICS)
-CATALOGUE: tuple[Metric, ...] = (*SNAPSHOT_METRICS, *REQUEST_METRICS, *PAGE_METRICS, *SERVER_METRICS)
+CATALOGUE: tuple[Metric, ...] = (
+    *SNAPSHOT_METRICS,
+    *REQUEST_METRICS,
+    *PAGE_METRICS,
+    *EVENT_METRICS,
+    *SERVER_METRICS,
+)
 BY_NAME = {metric.name: metric for metric in CATALOGUE}
+BY_FAMILY = {metric.family: metric for metric in CATALOGUE}

@@ -17,10 +17,10 @@ scrape_configs:
 ```
 
 All numbers of the memory and the engine are read at one moment, between two steps, so they add up: blocks by state
-are the blocks of a tier, prompt tokens are those computed and those found in each tier. They are at most a second
-old; `kvpager_snapshot_age_seconds` says how old, and grows where the engine gives no sign of life. Counters never go
-down while a server runs. Labels have few values each: never a request, a tenant, a prompt or anything else that
-clients choose.
+are the blocks of a tier, prompt tokens are those computed and those found in each tier. They are those of the
+scrape; where the engine is busy for more than two seconds, they are the last there are, and
+`kvpager_snapshot_age_seconds` says how old. Counters never go down while a server runs. Labels have few values each:
+never a request, a tenant, a prompt or anything else that clients choose.
 
 Useful queries:
 

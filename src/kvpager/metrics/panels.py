@@ -17,9 +17,10 @@ _QUANTILES = (0.5, 0.95, 0.99)
 _RARE = "counts only what some requests or settings bring about, so that there may be no series"
 _MAY_BE_EMPTY = {
     "kvpager_approximate_requests_total": _RARE,
-    "kvpager_requests_refused_total": _RARE,
     "kvpager_tier_failures_total": _RARE,
     "kvpager_pages_in_use_below": _RARE,
+    "kvpager_kv_event_batches_total": _RARE,
+    "kvpager_kv_event_replays_total": _RARE,
 }
 
 
