@@ -7,7 +7,7 @@ import httpx
 from prometheus_client.parser import text_string_to_metric_families
 
 from kvpager.config.server_options import ServerOptions
-from kvpager.metrics.catalogue import BY_NAME
+from kvpager.metrics.catalogue import BY_FAMILY, BY_NAME
 from kvpager.metrics.metric import MetricKind
 from tests.server.serving import Serving, serving
 
@@ -70,6 +70,13 @@ def test_the_numbers_add_up_over_requests(model: str) -> None:
     assert total(after, "waste_slots") == total(after, "shared_blocks") == 0
     assert total(after, "faults_total") > 0
     assert total(after, "tier_used_bytes") == (48 - after["kvpager_blocks|free|device"]) * total(after, "block_bytes")
+
+
+def test_a_server_shows_the_whole_catalogue(client: httpx.Client) -> None:
+    shown = {family.name: family for family in text_string_to_metric_families(client.get("/metrics").text)}
+    only_with_events = {"kvpager_kv_event_batches", "kvpager_kv_event_replays"}
+    assert {name for name in shown if name.startswith("kvpager_")} == {*BY_FAMILY} - only_with_events
+    assert sum(len(family.samples) for family in shown.values()) < 1000
 
 
 def test_evictions_have_their_policy_and_reason(model: str) -> None:

@@ -24,12 +24,12 @@ def rules_file() -> str:
 
 def _rule(rule: Rule) -> str:
     expr = "".join(f"          {line}\n" for line in expression(rule).splitlines())
-    keep = f"        keep_firing_for: {_duration(rule.keep_seconds)}\n" if rule.keep_seconds else ""
+    keep = f"        keep_firing_for: {duration(rule.keep_seconds)}\n" if rule.keep_seconds else ""
     notes = "".join(f"          {name}: {json.dumps(text)}\n" for name, text in annotations(rule).items())
     return (
         f"      - alert: {rule.name}\n"
         f"        expr: |-\n{expr}"
-        f"        for: {_duration(rule.hold_seconds)}\n{keep}"
+        f"        for: {duration(rule.hold_seconds)}\n{keep}"
         f"        labels:\n          severity: {rule.severity.value}\n"
         f"        annotations:\n{notes}"
     )
@@ -39,5 +39,5 @@ def annotations(rule: Rule) -> dict[str, str]:
     return {"summary": rule.summary, "description": rule.advice, "value": rule.shown_by_prometheus}
 
 
-def _duration(seconds: int) -> str:
+def duration(seconds: int) -> str:
     return f"{seconds // 60}m" if seconds and seconds % 60 == 0 else f"{seconds}s"
