@@ -46,6 +46,9 @@ class Browser:
         metrics = {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": False}
         self.driver.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", metrics)
 
+    def leave(self) -> None:
+        self.driver.get("about:blank")
+
     def until_live(self) -> None:
         self.until(lambda: self.text("#connection-words") == "live" and self.page("page.view()?.memory.count > 0"))
         self.until(lambda: self.page("page.map.count > 0"))

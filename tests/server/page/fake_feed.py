@@ -49,6 +49,7 @@ class Feed:
     memory: FakeMemory
     is_still: bool = False
     status: int = 200
+    reason: str = ""
     interval: float = 0.25
     whole_every: int = 40
     is_over: bool = False
@@ -84,7 +85,7 @@ def create_app(feed: Feed) -> FastAPI:
     @app.get("/v1/kv/stream")
     async def stream() -> Response:
         if feed.status != 200:
-            return JSONResponse({"error": {"message": "no"}}, feed.status)
+            return JSONResponse({"error": {"message": feed.reason}}, feed.status)
         return StreamingResponse(feed.events(), media_type="text/event-stream")
 
     @app.get("/v1/kv/history")
@@ -125,10 +126,10 @@ def create_app(feed: Feed) -> FastAPI:
 
 
 @contextmanager
-def serving_feed(feed: Feed) -> Iterator[str]:
+def serving_feed(feed: Feed, port: int = 0) -> Iterator[str]:
     """The address, while it is served on a thread of this process."""
     app = create_app(feed)
-    config = uvicorn.Config(app, host="127.0.0.1", port=0, log_level="warning", timeout_graceful_shutdown=1)
+    config = uvicorn.Config(app, host="127.0.0.1", port=port, log_level="warning", timeout_graceful_shutdown=1)
     server = uvicorn.Server(config)
     thread = threading.Thread(target=server.run, name="fake-feed", daemon=True)
     thread.start()
