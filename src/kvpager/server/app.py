@@ -18,7 +18,7 @@ from kvpager.server.envelope import Envelope
 from kvpager.server.errors import ERROR_RESPONSES, add_error_handlers
 from kvpager.server.guard import Guard
 from kvpager.server.keys import load_keys
-from kvpager.server.kv import frame, history, info, reset, retain, sessions, stream, tables, trace
+from kvpager.server.kv import follow, frame, history, info, reset, retain, sessions, stream, tables, trace
 from kvpager.server.kv.held_retentions import HeldRetentions
 from kvpager.server.openai import chat, completions, models, tokenize
 from kvpager.server.page_events import PageEvents
@@ -36,6 +36,7 @@ _PARTS = (
     frame,
     stream,
     tables,
+    follow,
     history,
     trace,
     info,

@@ -150,7 +150,7 @@ class FrameFeed:
             task.exception()  # whoever waited has it; if nobody does any more, it isn't worth a line in the log
 
 
-def feed_of(request: Request) -> FrameFeed:
+async def feed_of(request: Request) -> FrameFeed:
     """The application's only one: ``Annotated[FrameFeed, Depends(feed_of)]``."""
     state = request.app.state
     if not hasattr(state, "frame_feed"):
