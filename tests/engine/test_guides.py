@@ -9,7 +9,8 @@ import pytest
 import torch
 
 from kvpager.engine import Completion, Engine, FinishReason, Guide, Sampling
-from kvpager.engine.sampling import SampledToken, SamplerRow, SamplingFailure, TokenCounts, probabilities, sample
+from kvpager.engine.sampling import SampledToken, SamplerRow, SamplingFailure, probabilities, sample
+from kvpager.engine.token_counts import TokenCounts
 from tests.engine.engines import Numbers, assert_idle, drive, force_preemption
 from tests.tiny_model import VOCABULARY, ref, sharp_prompt, tiny_model
 

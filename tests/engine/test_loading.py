@@ -394,7 +394,7 @@ def test_a_hint_asks_too(prompts: list[list[int]]) -> None:
 def test_a_request_whose_blocks_a_hung_transfer_holds_ends_with_an_error(
     prompts: list[list[int]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("kvpager.engine.engine.HUNG_SECONDS", 0.0)
+    monkeypatch.setattr("kvpager.engine.standstill.HUNG_SECONDS", 0.0)
     with below(num_blocks=9, deadline=0.2) as (engine, switch, clock):
         store(engine, prompts[:1])
         switch.is_held = True

@@ -5,8 +5,9 @@ from array import array
 import pytest
 
 from kvpager.engine.request import Branch, BranchState, FinishReason, Request, completion
-from kvpager.engine.sampling import SampledToken, SamplerRow, TokenCounts
+from kvpager.engine.sampling import SampledToken, SamplerRow
 from kvpager.engine.sampling_params import Sampling
+from kvpager.engine.token_counts import TokenCounts
 from kvpager.errors import InvariantError
 from kvpager.prefix.hashing import Scope
 from kvpager.types import TierKind

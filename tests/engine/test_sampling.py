@@ -22,13 +22,13 @@ from kvpager.engine.sampling import (
     SampledToken,
     SamplerRow,
     SamplingFailure,
-    TokenCounts,
     TokenLogprob,
     probabilities,
     sample,
     uniform,
 )
 from kvpager.engine.sampling_params import Sampling
+from kvpager.engine.token_counts import TokenCounts
 from kvpager.errors import ConfigError, InvariantError
 
 INF = math.inf

@@ -150,7 +150,7 @@ def writes(engine: Engine, how: str) -> Iterator[None]:
 def test_writes_that_hang_or_fail_are_not_waited_for_without_end(
     how: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("kvpager.engine.engine.HUNG_SECONDS", 0.2)
+    monkeypatch.setattr("kvpager.engine.standstill.HUNG_SECONDS", 0.2)
     monkeypatch.setattr("kvpager.engine.slow_turns.HUNG_SECONDS", 0.2)
     with small(tmp_path) as engine:
         with writes(engine, how):

@@ -48,17 +48,10 @@ def pool(total: int = 100, used: int = 0, cached: int = 0, moving: int = 0) -> P
     return PoolCounts(total, total - used - cached - moving, used, cached, moving, moving)
 
 
-def tier(kind: TierKind = TierKind.HOST, state: str = "ok", capacity: int = 10_000, used: int = 0, **given: object):  # type: ignore[no-untyped-def]
-    usage = TierUsage(kind, capacity, used, 10, 10 - 1, 0, 1, 0)
-    return TierStatistics(
-        kind.name.lower(),
-        state,
-        usage,
-        1,
-        TransferCounts(),
-        TransferCounts(),
-        **given,  # type: ignore[arg-type]
-    )
+def tier(kind: TierKind = TierKind.HOST, state: str = "ok", **given: object) -> TierStatistics:
+    usage = TierUsage(kind, capacity_bytes=10_000, used_bytes=1000, blocks=10, free=9, used=0, cached=1, moving=0)
+    zeros: dict[str, object] = {"stored": TransferCounts(), "loaded": TransferCounts()}
+    return TierStatistics(kind.name.lower(), state, usage, 1, **{**zeros, **given})  # type: ignore[arg-type]
 
 
 def migration(**given: object) -> MigrationStatistics:

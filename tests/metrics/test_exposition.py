@@ -9,7 +9,7 @@ from prometheus_client.openmetrics.parser import text_string_to_metric_families 
 from prometheus_client.parser import text_string_to_metric_families as parse_plain
 
 from kvpager.engine.request import FinishReason
-from kvpager.metrics.catalogue import BY_NAME, CATALOGUE, PAGE_METRICS
+from kvpager.metrics.catalogue import BY_NAME, CATALOGUE, EVENT_METRICS, PAGE_METRICS
 from kvpager.metrics.exposition import Exposition
 from kvpager.metrics.metric import MetricKind
 from kvpager.metrics.request_metrics import RequestMetrics
@@ -33,8 +33,7 @@ def _plain(requests: RequestMetrics, **given: object) -> dict[str, Family]:
 def test_every_metric_of_the_table_is_shown_and_nothing_else_of_ours(requests: RequestMetrics) -> None:
     shown = _plain(requests, tiers=(tier(),), migration=migration())
     ours = {name for name in shown if name.startswith("kvpager_")}
-    # The families of page ages come from elsewhere (metrics/page_life.py).
-    assert ours == {metric.family for metric in CATALOGUE if metric not in PAGE_METRICS}
+    assert ours == {metric.family for metric in CATALOGUE if metric not in (*PAGE_METRICS, *EVENT_METRICS)}
 
 
 def test_help_and_type_are_those_of_the_table(requests: RequestMetrics) -> None:
@@ -102,6 +101,7 @@ def test_other_sources_are_shown_beside(requests: RequestMetrics) -> None:
     exposition.sources.append(Ages())
     text = exposition.render(snapshot(), now=0.0).body.decode()
     assert 'kvpager_page_lifetime_seconds_bucket{le="1.0",tier="device"} 2.0' in text
+    assert f"# HELP kvpager_page_lifetime_seconds {BY_NAME['kvpager_page_lifetime_seconds'].help}\n" in text
 
 
 def test_the_age_of_the_numbers_is_told(requests: RequestMetrics) -> None:

@@ -134,3 +134,15 @@ async def first_of(answer: Answer) -> TokenEvent:
         return (await anext(events))[0]
     finally:
         await events.aclose()  # type: ignore[attr-defined]
+
+
+class GateWhen(Gate):
+    """Holds the thread once ``condition``, which may look only, is true between two steps, until it is opened."""
+
+    def __init__(self, condition: Callable[[Engine], object]) -> None:
+        super().__init__()
+        self._condition = condition
+
+    def __call__(self, engine: Engine) -> None:
+        if self.is_reached.is_set() or self._condition(engine):
+            super().__call__(engine)

@@ -31,14 +31,13 @@ THROUGHPUT_SHARE = 0.95
 HEALTH_P99_SECONDS = 0.05
 _MODEL = "smollm2"
 _STREAMS = 64
-_PROMPT_TOKENS = 64
 _CAPACITY = "1GiB"
 _START_SECONDS = 120.0
 
 
 def run(quick: bool = False) -> dict[str, object]:
-    tokens, rounds = (24, 2) if quick else (96, 5)
-    case = _Case(tokens)
+    prompt, tokens, rounds = (8, 8, 2) if quick else (64, 64, 4)
+    case = _Case(prompt, tokens)
     with _server() as port, Engine(_MODEL, options=Options(model=_MODEL, capacity=_CAPACITY)) as engine:
         case.check(engine, port)
         times = measure_in_turn([lambda: case.offline(engine), lambda: case.served(port)], 0.0, rounds)
@@ -55,17 +54,17 @@ def run(quick: bool = False) -> dict[str, object]:
             Result("client_share", statistics.median(x.client_seconds / x.seconds for x in case.loads), "cores"),
             Result("equal_answers_share", case.equal_share, "share"),
         ],
-        f"SmolLM2, {_STREAMS} streams of {_PROMPT_TOKENS} + {tokens} tokens",
+        f"SmolLM2, {_STREAMS} streams of {prompt} + {tokens} tokens",
     )
 
 
 class _Case:
     """Each round has a salt of its own, so that no prompt is found in a cache."""
 
-    def __init__(self, tokens: int) -> None:
+    def __init__(self, prompt: int, tokens: int) -> None:
         self._tokens = tokens
         random = np.random.default_rng(SEED)
-        self._prompts = random.integers(1000, 40_000, (_STREAMS, _PROMPT_TOKENS)).tolist()
+        self._prompts = random.integers(1000, 40_000, (_STREAMS, prompt)).tolist()
         self._rounds = 0
         self.loads: list[Load] = []
         self.equal_share = 0.0

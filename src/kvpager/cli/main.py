@@ -27,6 +27,7 @@ COMMANDS = {
     "prefix": "carry the KV of a prompt in a file",
     "replay": "what a cache would have hit, from a recorded trace",
     "trace": "record the requests of a command, see what is in a trace, convert one",
+    "metrics": "alerts for Prometheus, a dashboard for Grafana",
     "doctor": "what this machine offers, and what is missing",
     "bench": "measure, as a table or as JSON",
 }

@@ -12,6 +12,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from kvpager.cli.arguments import add_common, chosen_options
 from kvpager.cli.top_lines import Lines, Screen, as_json_line, format_line, summary
 from kvpager.errors import ConfigError
 
@@ -31,12 +32,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("url", metavar="URL", help="of the server, such as http://127.0.0.1:8000")
     parser.add_argument("--key-file", metavar="FILE", type=Path, help="a file whose first line is an operator's key")
     parser.add_argument("--once", action="store_true", help="show the memory as it is now, and end")
-    parser.add_argument("--json", action="store_true", help="the figures as JSON, a line each time")
+    add_common(parser, names=())
 
 
 def run(arguments: argparse.Namespace) -> int:
     from kvpager.cli.top_source import FrameSource, read_address
 
+    chosen_options(arguments)  # none matters here, but a wrong one is told
     source = FrameSource(read_address(arguments.url), _key(arguments.key_file))
     if arguments.once:
         _show_once(source.latest(), as_json=arguments.json)

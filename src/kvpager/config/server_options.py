@@ -110,6 +110,12 @@ class ServerOptions:
         "Where readers of events can ask for those they missed.",
         "Together with 'events', for readers that start late or lose connection.",
     )
+    events_form: str = option(
+        "maps",
+        Text("'maps' or 'arrays'", "maps|arrays"),
+        "How events are written: 'maps' as vLLM and SGLang do now, 'arrays' as they did before.",
+        "For readers that were made for older versions of those.",
+    )
     otel: str | None = option(
         None,
         OptionalText("an address such as 'http://127.0.0.1:4318'", _ADDRESS, none="no spans"),

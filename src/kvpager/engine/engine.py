@@ -30,7 +30,6 @@ from kvpager.engine.answers import answers
 from kvpager.engine.check import check_engine
 from kvpager.engine.choosing import Chosen, choose, keep_scores
 from kvpager.engine.endings import EndedBy, Endings
-from kvpager.engine.faults import NO_FAULTS
 from kvpager.engine.guide import Guide
 from kvpager.engine.intake import Intake, Prompt
 from kvpager.engine.loading import Loading
@@ -40,13 +39,14 @@ from kvpager.engine.piece import Piece
 from kvpager.engine.recording import Recording
 from kvpager.engine.request import Branch, BranchState, Completion, FinishReason, Request, TokenEvent, completion
 from kvpager.engine.sampling_params import Sampling
-from kvpager.engine.scheduler import Admission, Decision, Running, decide, effective_rank, new_blocks, num_kept
+from kvpager.engine.scheduler import Admission, Decision, Running, decide, effective_rank, num_kept
 from kvpager.engine.scheduler_view import SchedulerView, queue_order
 from kvpager.engine.setup import build
 from kvpager.engine.slow_lane import Abandoned
 from kvpager.engine.slow_steps import SlowStep, SlowSteps
-from kvpager.engine.slow_turns import HUNG_SECONDS, MAX_STILL_PASSES, SlowTurns
-from kvpager.engine.statistics import EngineStatistics
+from kvpager.engine.slow_turns import SlowTurns
+from kvpager.engine.standstill import Standstill
+from kvpager.engine.statistics import EngineStatistics, WorkCounts, read_statistics
 from kvpager.errors import ConfigError, PagesLost, QueueFull
 from kvpager.prefix.hashing import Scope
 from kvpager.types import TierKind
@@ -96,17 +96,14 @@ class Engine:
         self._view = SchedulerView(self.cache, self.limits)
         self.loading = Loading(self.cache, self.chunk, self._view.admission_cost)
         self._opening = Opening(self.cache, self._view, self.chunk, self.options.attend)
-        self._generated_tokens = self._preemptions = self._steps = self._finished = 0
-        self._model_seconds = self._bookkeeping_seconds = self._sampling_seconds = 0.0
-        self._stuck_since: float | None = None
-        self._still_passes = 0  # one after the other in which nothing ran, and nothing was waited for
+        self._counts = WorkCounts()
         self._slow = SlowSteps(self.cache, self.runner, self.chunk, perf_counter)
         if self.cache.paging.window is not None:
             self.cache.paging.window.pace = self._slow.lane
         self._slow_turns = SlowTurns(
             self.cache, self._slow, self._view, self.chunk, self._running, self._preempt, self._fail, perf_counter
         )
-        self._faults = NO_FAULTS
+        self._standstill = Standstill(self.loading, self._slow_turns, self._running, self._fail)
         self._is_open, self._is_stepping = True, False
         self._cancelled_meanwhile: list[int] = []
         self._resources = ExitStack()
@@ -309,20 +306,22 @@ class Engine:
         for branch in self._waiting.values():
             branch.waited += 1
         if self._slow_turns.begin([(self._running[key], count) for key, count in decision.slow.items()]):
-            self._stuck_since, self._still_passes = None, 0
-        self._bookkeeping_seconds += perf_counter() - begin
+            self._standstill.ended()
+        self._counts.bookkeeping_seconds += perf_counter() - begin
         work = [(self._running[key], count) for key, count in decision.work.items()]
         if not (work or decision.admitted or self._slow.branches):
             if self.has_work:
-                self._rest(queue, begin)
+                self._standstill.rest(queue, begin)
             return []
-        self._stuck_since, self._still_passes = None, 0
+        self._standstill.ended()
         events: list[TokenEvent] = []
         begin = perf_counter()
         if work:
-            self._steps += 1
+            self._counts.steps += 1
             pieces = [work] if self.chunk is None else [[item] for item in work]
-            events += [event for piece in pieces if self._still_fits(piece) for event in self._compute(piece)]
+            for piece in pieces:
+                if self._has_room(piece):
+                    events += self._compute(piece)
         done = self._slow.turn(perf_counter() - begin if work else None)
         return events if done is None else events + self._end_slow_step(done)
 
@@ -335,35 +334,15 @@ class Engine:
             limits = replace(limits, slow=replace(limits.slow, max_tokens=alone, max_tokens_beside=beside))
         return decide(limits, running, waiting, self.cache.num_available, self.loading.reserved)
 
-    def _rest(self, queue: list[Branch], now: float) -> None:
-        """Nothing can run. Transfers are waited for, but not without end: who needs the blocks they hold then fails."""
-        waits_for_load = self.loading.num_loading > 0
-        is_waiting = self.loading.rest()
-        self._still_passes += not is_waiting
-        if self._still_passes > MAX_STILL_PASSES and any(branch.is_slow for branch in self._running.values()):
-            self._slow_turns.give_way()
-            self._stuck_since, self._still_passes = None, 0
-        elif not is_waiting or waits_for_load or self._stuck_since is None:
-            self._stuck_since = now
-        elif now - self._stuck_since > HUNG_SECONDS:
-            running = sorted(self._running.values(), key=lambda branch: (-branch.rank, branch.key))
-            self._fail((running or queue)[0], "a lower tier does not answer and holds the blocks that it needs")
+    def _has_room(self, work: list[tuple[Branch, int]]) -> bool:
+        """Whether the blocks that were counted on are there: between two steps of a pass, cached pages go down."""
+        return self.chunk is None or not self.loading.is_used or self._view.has_room(work)
 
     def _fail(self, branch: Branch, error: str) -> None:
         """Ends a branch, and those that were to be forked from it."""
         for each in (branch, *branch.forks_to_come()):
             self._finish(each, FinishReason.ERROR, error)
             each.tell(each.event(None, ""))
-
-    def _still_fits(self, work: list[tuple[Branch, int]]) -> bool:
-        """Whether the blocks that were counted on are there: between two steps of a pass, cached pages go down."""
-        if self.chunk is None or not self.loading.is_used:
-            return True
-        sequences = [branch.running_sequence for branch, _ in work]
-        needed = int(self.cache.num_copies(sequences).sum())
-        for seq, (_, count) in zip(sequences, work, strict=True):
-            needed += new_blocks(self.layout, seq.length, seq.length + count)
-        return needed <= self.cache.num_available
 
     def _admit(self, branch: Branch, admission: Admission) -> None:
         del self._waiting[branch.key]
@@ -383,7 +362,7 @@ class Engine:
         branch.sequence, branch.keeps, branch.is_slow = None, None, False
         branch.stuck_since, branch.refusals = None, 0
         branch.preemptions += 1
-        self._preemptions += 1
+        self._counts.preemptions += 1
         del self._running[branch.key]
         branch.move(BranchState.WAITING)
         self._waiting[branch.key] = branch
@@ -404,11 +383,11 @@ class Engine:
             for branch in piece.branches:
                 self._fail(branch, f"the model failed: {error}")
             raise
-        self._bookkeeping_seconds += opened - begin + closed - computed
-        self._model_seconds += computed - opened
+        self._counts.bookkeeping_seconds += opened - begin + closed - computed
+        self._counts.model_seconds += computed - opened
         self.loading.model.stepped(piece.num_prefill, piece.num_tokens - piece.num_prefill, computed - opened)
         events = self._take_all(due, chosen)
-        self._sampling_seconds += perf_counter() - closed
+        self._counts.sampling_seconds += perf_counter() - closed
         return events
 
     def _take_all(self, due: list[Branch], chosen: list[Chosen]) -> list[TokenEvent]:
@@ -424,7 +403,7 @@ class Engine:
     def _end_slow_step(self, done: SlowStep) -> list[TokenEvent]:
         piece, error = done.piece, done.error
         self._slow_turns.num_ended += 1
-        self._model_seconds += done.seconds
+        self._counts.model_seconds += done.seconds
         is_here = [b.sequence is seq for b, seq in zip(piece.branches, piece.sequences, strict=True)]
         if error is None:
             assert done.logits is not None
@@ -456,7 +435,7 @@ class Engine:
     def _take(self, chosen: Chosen) -> TokenEvent:
         branch = chosen.branch
         taken = take(branch, chosen.result)
-        self._generated_tokens += taken.sampled is not None
+        self._counts.generated_tokens += taken.sampled is not None
         text = taken.text
         if taken.ended is not None:
             text += self._finish(branch, taken.ended, taken.error)
@@ -482,14 +461,14 @@ class Engine:
             branch.retained = branch.sequence.retained
             branch.earlier_faults = branch.faults
             branch.sequence = None
-        self._faults += branch.faults
+        self._counts.faults += branch.faults
         for group in (self._running, self._waiting, self._forking):
             group.pop(branch.key, None)
         self.loading.leave(branch)
         branch.move(BranchState.FINISHED)
         request = branch.request
         if request.is_finished and self._requests.pop(request.id, None) is not None:
-            self._finished += 1
+            self._counts.finished_requests += 1
             if self._recording is not None:
                 self._recording.ended(request, branch.stop)
 
@@ -504,28 +483,7 @@ class Engine:
         return list(self._waiting.values())
 
     def statistics(self) -> EngineStatistics:
-        return EngineStatistics(
-            running=len(self._running),
-            waiting=len(self._waiting) + len(self._forking),
-            loading=self.loading.num_loading,
-            finished_requests=self._finished,
-            prompt_tokens=self._opening.counts.prompt_tokens,
-            prefix_tokens=self._opening.counts.prefix_tokens,
-            prefix_by_tier=dict(self._opening.counts.prefix_by_tier),
-            generated_tokens=self._generated_tokens,
-            preemptions=self._preemptions,
-            resumptions=self._opening.counts.resumptions(),
-            loads=self.loading.model.counts(),
-            loads_explained=self.loading.model.explain(),
-            steps=self._steps,
-            model_seconds=self._model_seconds,
-            bookkeeping_seconds=self._bookkeeping_seconds,
-            sampling_seconds=self._sampling_seconds,
-            oversized_requests=self._opening.counts.oversized_requests,
-            slow_steps=self._slow_turns.num_ended,
-            faults=sum((each.faults for each in (*self._running.values(), *self._waiting.values())), self._faults),
-            approximate_requests=dict(self._opening.counts.approximate_requests),
-        )
+        return read_statistics(self)
 
     def weights_changed(self) -> None:
         """Tell the engine that the model's weights were replaced: nothing computed before is reused.

@@ -14,10 +14,11 @@ from kvpager.engine.detokenizer import Detokenizer
 from kvpager.engine.guide import Guide
 from kvpager.engine.prompt_logprobs import PromptScores
 from kvpager.engine.request import Branch, BranchState, Request
-from kvpager.engine.sampling import SamplerRow, TokenCounts
+from kvpager.engine.sampling import SamplerRow
 from kvpager.engine.sampling_params import Sampling
 from kvpager.engine.scheduler import blocks_of_request, slow_share
 from kvpager.engine.setup import EngineParts
+from kvpager.engine.token_counts import TokenCounts
 from kvpager.errors import ConfigError, RequestError
 
 Prompt = str | List[int]

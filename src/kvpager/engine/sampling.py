@@ -29,14 +29,14 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor
 
 from kvpager.engine.guide import Guide
 from kvpager.engine.restriction import restrict
 from kvpager.engine.sampling_params import Sampling, hash64
-from kvpager.errors import ConfigError, InvariantError
+from kvpager.engine.token_counts import TokenCounts
+from kvpager.errors import ConfigError
 
 MAX_VOCABULARY = 2**22  # tokens; weight and id of a token share an int64
 
@@ -44,54 +44,6 @@ _DRAWS = 0x6B76_7067_6472_6177  # domain of the draws: no seed of a choice hashe
 _UNIT = 2**40  # weight of the likeliest token; MAX_VOCABULARY * _UNIT fits in an int64
 _ID_MASK = MAX_VOCABULARY - 1
 _NUCLEUS_WIDTH = 1024  # tokens ranked first for top_p; more, if these don't have enough probability
-
-
-class TokenCounts:
-    """Which tokens a request has seen and how often its output contains each; constant amortised time a token.
-
-    Invariant: ``ids`` are distinct, ``counts[i]`` is how often the output contains ``ids[i]`` (0: only the prompt
-    does), and the counts add up to ``num_output``.
-    """
-
-    __slots__ = ("_counts", "_ids", "_slots", "num_output")
-
-    def __init__(self, prompt_tokens: Sequence[int], output_tokens: Sequence[int] = ()) -> None:
-        self._ids: npt.NDArray[np.int64] = np.unique(np.asarray(prompt_tokens, dtype=np.int64))
-        self._counts: npt.NDArray[np.int64] = np.zeros_like(self._ids)
-        self._slots: dict[int, int] = {token: slot for slot, token in enumerate(self._ids.tolist())}
-        self.num_output = 0  # length of the output in tokens: the position of the next one
-        for token in output_tokens:
-            self.append(token)
-
-    def append(self, token: int) -> None:
-        """Count a token of the output."""
-        slot = self._slots.setdefault(int(token), len(self._slots))
-        if slot == len(self._ids):
-            self._grow()
-        self._ids[slot] = token
-        self._counts[slot] += 1
-        self.num_output += 1
-
-    def _grow(self) -> None:
-        more = np.zeros(max(16, len(self._ids)), dtype=np.int64)
-        self._ids = np.concatenate([self._ids, more])
-        self._counts = np.concatenate([self._counts, more])
-
-    @property
-    def ids(self) -> npt.NDArray[np.int64]:
-        """The distinct tokens seen, [distinct], in no order. A view, valid until the next ``append``; don't write."""
-        return self._ids[: len(self._slots)]
-
-    @property
-    def counts(self) -> npt.NDArray[np.int64]:
-        """How often the output contains each of ``ids``, [distinct]. A view like ``ids``."""
-        return self._counts[: len(self._slots)]
-
-    def check(self) -> None:
-        """Raise InvariantError if the books don't agree."""
-        is_indexed = all(self._slots.get(token) == slot for slot, token in enumerate(self.ids.tolist()))
-        if not is_indexed or int(self.counts.sum()) != self.num_output:
-            raise InvariantError(f"TokenCounts of {len(self._slots)} tokens and {self.num_output} outputs disagree.")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -27,6 +27,7 @@ from kvpager.engine.scheduler import (
     effective_rank,
     holding_blocks,
     needed_soon,
+    new_blocks,
 )
 
 if TYPE_CHECKING:
@@ -129,6 +130,15 @@ class SchedulerView:
         """Blocks that are available beyond what running branches need soon."""
         soon = sum(needed_soon(self._layout, branch) for branch in running)
         return self._cache.num_available - self._limits.min_free - soon
+
+    def has_room(self, work: "Iterable[tuple[Branch, int]]") -> bool:
+        """Whether so many tokens more of each of these branches can be given their blocks now."""
+        needed = 0
+        for branch, count in work:
+            seq = branch.running_sequence
+            needed += int(self._cache.num_copies([seq]).sum())
+            needed += new_blocks(self._layout, seq.length, seq.length + count)
+        return needed <= self._cache.num_available
 
     def admission_cost(self, branch: "Branch") -> AdmissionCost:
         """What a waiting branch would take if it started now."""

@@ -2,10 +2,14 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from kvpager.engine.faults import NO_FAULTS, Faults
 from kvpager.engine.load_or_compute import LoadCounts
 from kvpager.types import TierKind
+
+if TYPE_CHECKING:
+    from kvpager.engine.engine import Engine
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +56,20 @@ class EngineStatistics:
 
 
 @dataclass(slots=True)
+class WorkCounts:
+    """What an engine has done since its start."""
+
+    steps: int = 0
+    generated_tokens: int = 0
+    preemptions: int = 0
+    finished_requests: int = 0
+    model_seconds: float = 0.0
+    bookkeeping_seconds: float = 0.0
+    sampling_seconds: float = 0.0
+    faults: Faults = NO_FAULTS  # of branches that have ended
+
+
+@dataclass(slots=True)
 class StartCounts:
     """Tokens that were found when branches started, for the first time or again."""
 
@@ -85,3 +103,31 @@ def _add(counts: dict[TierKind, int], more: Mapping[TierKind, int]) -> None:
     for tier, count in more.items():
         if count:
             counts[tier] = counts.get(tier, 0) + count
+
+
+def read_statistics(engine: "Engine") -> EngineStatistics:
+    """Changes nothing."""
+    starts, counts = engine._opening.counts, engine._counts
+    live = (*engine._running.values(), *engine._waiting.values())
+    return EngineStatistics(
+        running=len(engine._running),
+        waiting=len(engine._waiting) + len(engine._forking),
+        loading=engine.loading.num_loading,
+        finished_requests=counts.finished_requests,
+        prompt_tokens=starts.prompt_tokens,
+        prefix_tokens=starts.prefix_tokens,
+        prefix_by_tier=dict(starts.prefix_by_tier),
+        generated_tokens=counts.generated_tokens,
+        preemptions=counts.preemptions,
+        resumptions=starts.resumptions(),
+        loads=engine.loading.model.counts(),
+        loads_explained=engine.loading.model.explain(),
+        steps=counts.steps,
+        model_seconds=counts.model_seconds,
+        bookkeeping_seconds=counts.bookkeeping_seconds,
+        sampling_seconds=counts.sampling_seconds,
+        oversized_requests=starts.oversized_requests,
+        slow_steps=engine._slow_turns.num_ended,
+        faults=sum((each.faults for each in live), counts.faults),
+        approximate_requests=dict(starts.approximate_requests),
+    )

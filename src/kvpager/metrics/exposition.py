@@ -12,7 +12,7 @@ from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4, generate_late
 from prometheus_client.metrics_core import Metric as Family
 from prometheus_client.openmetrics import exposition as openmetrics
 
-from kvpager.metrics.catalogue import BY_NAME, SNAPSHOT_METRICS
+from kvpager.metrics.catalogue import BY_FAMILY, BY_NAME, SNAPSHOT_METRICS
 from kvpager.metrics.metric import PREFIX, Metric, MetricKind, Series, series
 from kvpager.metrics.request_metrics import RequestMetrics
 from kvpager.metrics.snapshot import Snapshot
@@ -23,7 +23,7 @@ _OPENMETRICS = "application/openmetrics-text"
 
 
 class FamilySource(Protocol):
-    """Whatever else has something to show: ages of pages, events that were lost."""
+    """Whatever else has something to show that is in the catalogue: ages of pages, events that were lost."""
 
     def families(self) -> Iterable[Family]:
         """Called on the event loop; must not wait."""
@@ -71,7 +71,7 @@ class Exposition:
         counted = [_without_created(family) for family in self._requests.registry.collect()]
         yield from counted
         for source in self.sources:
-            yield from map(_without_created, source.families())
+            yield from map(_as_in_catalogue, source.families())
         if vllm_model is not None:
             yield from vllm_families(snapshot, {family.name: family for family in counted}, vllm_model)
 
@@ -87,6 +87,11 @@ def _family(metric: Metric, values: Series) -> Family:
     family = make(metric.family, metric.help, labels=metric.labels)
     for labels, value in values.items():
         family.add_metric(labels, value)
+    return family
+
+
+def _as_in_catalogue(family: Family) -> Family:
+    family.documentation = BY_FAMILY[family.name].help
     return family
 
 

@@ -87,7 +87,6 @@ def figures_of(look: Look, rate: Rate, deeds: Sequence[Deed]) -> dict[str, Any]:
         "rates": {name: round(value, 4) for name, value in asdict(rate).items()},
         "contiguous": asdict(compare(_pool_of(look), look.held, look.context)),
         "activity": [_activity(deed) for deed in deeds],
-        "alerts": [],
     }
 
 

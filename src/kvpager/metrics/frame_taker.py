@@ -5,11 +5,12 @@ needs of the one before; does not know who watches.
 """
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
 from kvpager.metrics.activity import Activity
+from kvpager.metrics.alerts import Alert
 from kvpager.metrics.block_view import OwnerNumbers, PageCounts, view_pool
 from kvpager.metrics.contiguous_view import Held
 from kvpager.metrics.frame_figures import Look, Owner, figures_of
@@ -45,10 +46,17 @@ class Named:
 
 
 class FrameTaker:
-    """``labels`` of the requests by the engine's id, asked on the engine's thread; ``started``: unix seconds."""
+    """``labels`` of the requests by the engine's id, asked on the engine's thread; ``started``: unix seconds.
+    ``alerts``: those that fire, asked on any thread."""
 
-    def __init__(self, model: str, started: float, labels: Callable[[], Mapping[int, Label]]) -> None:
-        self._model, self._started, self._labels = model, started, labels
+    def __init__(
+        self,
+        model: str,
+        started: float,
+        labels: Callable[[], Mapping[int, Label]],
+        alerts: Callable[[], Sequence[Alert]] = tuple,
+    ) -> None:
+        self._model, self._started, self._labels, self._alerts = model, started, labels, alerts
         self._numbers = OwnerNumbers()
         self._activity = Activity()
         self._rates = Rates()
@@ -90,6 +98,7 @@ class FrameTaker:
             "uptime": round(look.time - self._started, 3),
             "model": self._model,
             **figures_of(look, self._rates.now(look.snapshot), self._activity.since_last(look.snapshot, look.time)),
+            "alerts": [alert.as_dict() for alert in self._alerts()],
         }
         return Frame(self._seq, look.time, figures, look.blocks)
 

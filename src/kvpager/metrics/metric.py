@@ -65,8 +65,8 @@ def gauge(name: str, group: Group, text: str, read: Reading | None = None, *labe
     return Metric(f"{PREFIX}{name}", MetricKind.GAUGE, group, text, read, labels)
 
 
-def histogram(name: str, group: Group, text: str, buckets: tuple[float, ...]) -> Metric:
-    return Metric(f"{PREFIX}{name}", MetricKind.HISTOGRAM, group, text, buckets=buckets)
+def histogram(name: str, group: Group, text: str, buckets: tuple[float, ...], *labels: str) -> Metric:
+    return Metric(f"{PREFIX}{name}", MetricKind.HISTOGRAM, group, text, None, labels, buckets)
 
 
 def series(metric: Metric, snapshot: Snapshot) -> Series:

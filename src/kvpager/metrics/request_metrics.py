@@ -14,6 +14,7 @@ try:
 except ImportError as error:
     raise MissingExtra("prometheus-client", "server", "counting requests") from error
 
+_REFUSALS = ("queue_full", "invalid", "unavailable")  # have a series from the start, so that their rates do
 _MAX_REASONS = 16  # series of refusals; a word too many is "other"
 
 
@@ -26,7 +27,9 @@ class RequestMetrics:
         self._made = {metric.name.removeprefix(PREFIX): self._make(metric) for metric in REQUEST_METRICS}
         self._received = self._counter("requests_received_total")
         self._refused = self._counter("requests_refused_total")
-        self._refusals: set[str] = set()
+        self._refusals = set(_REFUSALS)
+        for reason in _REFUSALS:
+            self._refused.labels(reason)
         finished = self._counter("choices_finished_total")
         self._finished = {reason: finished.labels(reason.value) for reason in FinishReason}
         self._first_token = self._histogram("time_to_first_token_seconds").observe

@@ -26,7 +26,8 @@ from kvpager.prefix.hashing import Scope
 
 @dataclass(frozen=True, slots=True)
 class Ask:
-    """What a client wants of the engine: the arguments of ``Engine.submit``. ``label``: the client's id for it."""
+    """What a client wants of the engine: the arguments of ``Engine.submit``. ``label``: the client's id for it.
+    ``traceparent``: the header that says which trace the request is part of; "" if there was none."""
 
     prompt: Prompt
     sampling: Sampling
@@ -37,6 +38,7 @@ class Ask:
     guide: Guide | None = None
     label: str = ""
     session: str = ""
+    traceparent: str = ""
 
 
 class EngineGone(KVPagerError):

@@ -11,16 +11,19 @@ from kvpager.config.server_options import ServerOptions
 from kvpager.engine.engine import Engine
 from kvpager.metrics.request_metrics import RequestMetrics
 from kvpager.server import liveness, metrics_route, page_route
+from kvpager.server.alert_watch import watching
 from kvpager.server.bodies import Bodies
 from kvpager.server.engine_thread import EngineThread
 from kvpager.server.envelope import Envelope
 from kvpager.server.errors import ERROR_RESPONSES, add_error_handlers
 from kvpager.server.guard import Guard
 from kvpager.server.keys import load_keys
-from kvpager.server.kv import frame, history, info, reset, retain, sessions, stream, tables, trace
+from kvpager.server.kv import follow, frame, history, info, reset, retain, sessions, stream, tables, trace
 from kvpager.server.kv.held_retentions import HeldRetentions
 from kvpager.server.openai import chat, completions, models, tokenize
+from kvpager.server.page_events import PageEvents
 from kvpager.server.service import Service
+from kvpager.server.tracing import tracing
 from kvpager.version import __version__
 
 _PARTS = (
@@ -33,6 +36,7 @@ _PARTS = (
     frame,
     stream,
     tables,
+    follow,
     history,
     trace,
     info,
@@ -48,12 +52,19 @@ def create_app(open_engine: Callable[[], Engine], options: ServerOptions) -> Fas
     thread = EngineThread(
         open_engine, stall_seconds=options.stall_seconds, max_seconds=options.max_seconds, metrics=metrics
     )
+    page_events = PageEvents(options)
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
-        await thread.start()
-        yield
-        await thread.stop()
+        async with tracing(app.state.service):
+            await thread.start()
+            try:
+                await page_events.start(thread)
+                async with watching(app.state.service):
+                    yield
+            finally:
+                await thread.stop()
+                await page_events.stop()
 
     app = FastAPI(
         title="kvpager",
@@ -64,7 +75,7 @@ def create_app(open_engine: Callable[[], Engine], options: ServerOptions) -> Fas
         redirect_slashes=False,
     )
     app.state.retentions = HeldRetentions()
-    app.state.service = Service(thread, options, metrics, int(time.time()))
+    app.state.service = Service(thread, options, metrics, int(time.time()), page_events)
     add_error_handlers(app)
     for part in _PARTS:
         app.include_router(part.router, responses=ERROR_RESPONSES)

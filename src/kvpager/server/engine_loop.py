@@ -19,7 +19,8 @@ from kvpager.engine.request import FinishReason, TokenEvent
 from kvpager.errors import InvariantError
 from kvpager.metrics.request_metrics import RequestMetrics
 from kvpager.metrics.snapshot import Snapshot, take
-from kvpager.server.answer import Answer
+from kvpager.metrics.spans import Asked, Spans
+from kvpager.server.answer import Answer, Ask
 from kvpager.server.log_filter import trace_without_content
 from kvpager.server.timing import Timing
 from kvpager.server.waiting import Waiting
@@ -68,6 +69,7 @@ class EngineLoop:
         self.snapshot: Snapshot | None = None  # the first one; not before it is opened
         self.labels: dict[int, Label] = {}  # by request id
         self.before_turn: Message | None = None
+        self.spans: Spans | None = None  # where requests are traced
         self.news = News()
         self._open_engine, self._metrics, self._tell, self._died = open_engine, metrics, tell, died
         self._inbox: deque[Message] = deque()
@@ -120,11 +122,14 @@ class EngineLoop:
         self._has_mail.clear()
         for _ in range(len(self._inbox)):  # what comes meanwhile waits for the next turn: steps must go on
             self._inbox.popleft()(engine)
+        self.waiting.queued = engine.num_waiting  # what was cancelled waits no more
         self._send()  # who was refused, or asked for something, need not wait for the step
         if engine.has_work:
             self._step(engine)
         else:
             self._idle(engine)
+        if engine.cache.page_log is not None:
+            engine.cache.page_log.drain()
         self.waiting.queued = engine.num_waiting
         self._send()
 
@@ -167,6 +172,8 @@ class EngineLoop:
             event = _in_time(event, answer)
             self.news.events.setdefault(answer, []).append(event)
             timing.saw(event)
+            if trace is not None:
+                trace.saw(event)
             if event.finish_reason is not None:
                 self._has_failed_choice |= event.finish_reason is FinishReason.ERROR
                 if request.is_finished:
@@ -183,6 +190,7 @@ class EngineLoop:
             listener=listen,
         )
         timing = Timing(self._metrics, came, request)
+        trace = None if self.spans is None else self.spans.begin(_asked(ask, came), request)
         self._metrics.came()
         self.waiting.queued = engine.num_waiting
         self.labels[request.id] = Label(ask.label, ask.session)
@@ -191,6 +199,11 @@ class EngineLoop:
         """Cancels a request that was begun."""
         if answer.request is not None:
             engine.cancel(answer.request.id)
+
+
+def _asked(ask: Ask, came: float) -> Asked:
+    operation = "chat" if ask.label.startswith("chat") else "text_completion"
+    return Asked(operation, came, ask.label, ask.session, ask.traceparent)
 
 
 def _in_time(event: TokenEvent, answer: Answer) -> TokenEvent:

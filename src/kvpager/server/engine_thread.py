@@ -21,6 +21,7 @@ from kvpager.engine.request import FinishReason
 from kvpager.errors import InvariantError, QueueFull, RequestError
 from kvpager.metrics.request_metrics import RequestMetrics
 from kvpager.metrics.snapshot import Snapshot, take
+from kvpager.metrics.spans import Spans
 from kvpager.server.answer import Answer, Ask, EngineGone
 from kvpager.server.engine_loop import EngineLoop, Label, Message, News
 from kvpager.server.health import Condition, Health, of_silence
@@ -98,6 +99,10 @@ class EngineThread:
         """What clients call the requests that are under way, by request id. Read it on the engine's thread."""
         return self._side.labels
 
+    def trace_into(self, spans: Spans) -> None:
+        """Requests that begin from now on are traced."""
+        self._side.spans = spans
+
     @property
     def before_turn(self) -> Message | None:
         return self._side.before_turn
@@ -106,10 +111,10 @@ class EngineThread:
     def before_turn(self, message: Message | None) -> None:
         self._side.before_turn = message
 
-    async def snapshot(self) -> Snapshot:
-        """At most a second old; the last one there is where the engine is busy for longer than two, or gone."""
+    async def snapshot(self, max_age: float = _FRESH_SECONDS) -> Snapshot:
+        """At most ``max_age`` seconds old; the last one there is if the engine is busy for longer than two, or gone."""
         assert self._side.snapshot is not None, "not started"
-        if perf_counter() - self._side.snapshot.at > _FRESH_SECONDS:
+        if perf_counter() - self._side.snapshot.at > max_age:
             if self._fetching is None or self._fetching.done():
                 self._fetching = asyncio.create_task(self._fetch())
             await asyncio.wait({self._fetching}, timeout=_BUSY_SECONDS)

@@ -16,7 +16,7 @@ async def metrics(request: Request, service: Annotated[Service, Depends(service_
     """Answers also while the engine does not; kvpager_snapshot_age_seconds tells."""
     require_operator(request)
     rendered = service.exposition.render(
-        await service.thread.snapshot(),
+        await service.thread.snapshot(max_age=0.0),
         perf_counter(),
         accept=request.headers.get("accept", ""),
         vllm_model=service.model_name if service.options.metrics_compat == "vllm" else None,

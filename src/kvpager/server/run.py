@@ -48,10 +48,14 @@ def serve(
     """
     asks_for_keys = len(load_keys(options.api_keys, os.environ)) > 0
     check_bind(options, asks_for_keys)
-    sys.setswitchinterval(_SWITCH_SECONDS)
     app = create_app(open_engine, options)
     hide_content()
-    return asyncio.run(_serve(app, bound, asks_for_keys, say))
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(_SWITCH_SECONDS)
+    try:
+        return asyncio.run(_serve(app, bound, asks_for_keys, say))
+    finally:
+        sys.setswitchinterval(before)
 
 
 async def _serve(app: FastAPI, bound: socket.socket, asks_for_keys: bool, say: Callable[[Start], None]) -> bool:

@@ -6,10 +6,12 @@ from fastapi import Request
 
 from kvpager.config.server_options import ServerOptions
 from kvpager.engine.engine import Engine
+from kvpager.metrics.alerts import Alerts
 from kvpager.metrics.exposition import Exposition
 from kvpager.metrics.request_metrics import RequestMetrics
 from kvpager.server.engine_thread import EngineThread
 from kvpager.server.openai.off_loop import OffLoop
+from kvpager.server.page_events import PageEvents
 
 
 @dataclass(slots=True)
@@ -18,11 +20,14 @@ class Service:
     options: ServerOptions
     metrics: RequestMetrics
     started: int  # unix seconds
+    page_events: PageEvents
     off_loop: OffLoop = field(default_factory=OffLoop)  # for work on texts
+    alerts: Alerts = field(default_factory=Alerts)
     exposition: Exposition = field(init=False)
 
     def __post_init__(self) -> None:
         self.exposition = Exposition(self.metrics)
+        self.exposition.sources.append(self.page_events)
 
     @property
     def engine(self) -> Engine:

@@ -13,14 +13,22 @@ import pytest
 
 from kvpager.engine.sampling_params import Sampling
 from kvpager.memory.block import BlockState
+from kvpager.metrics.alerts import Alert
 from kvpager.metrics.frames import Frame, read_frame
 from kvpager.server.answer import Ask
-from kvpager.server.kv.frame_feed import MAX_WATCHERS, FrameFeed
+from kvpager.server.kv.frame_feed import INTERVAL, MAX_WATCHERS, FrameFeed
 from kvpager.server.tenant import Tenant
 from tests.server.serving import Serving, serving
 
 SECRET = "a marker that nobody else would write"
-OPERATOR_ROUTES = ["/v1/kv/stream", "/v1/kv/frame", "/v1/kv/tables", "/v1/kv/history", "/v1/kv/trace"]
+ROUTES = [
+    "/v1/kv/stream",
+    "/v1/kv/frame",
+    "/v1/kv/tables",
+    "/v1/kv/history",
+    "/v1/kv/trace",
+    "/v1/kv/follow?block=0",
+]
 
 
 @pytest.fixture(scope="module")
@@ -110,7 +118,7 @@ def test_a_frame_shows_no_text_and_the_trace_neither(client: httpx.Client, serve
         for frame, _ in frames(response):
             if frame.figures["owners"]:
                 break
-        shown = [client.get(route).text for route in OPERATOR_ROUTES[1:]]
+        shown = [client.get(route).text for route in ROUTES[1:]]
     for text in [*shown, json.dumps(frame.figures)]:
         assert "marker" not in text
     assert '"prompt_tokens"' in shown[0]
@@ -145,7 +153,7 @@ def test_there_is_an_end_to_how_many_may_watch(client: httpx.Client, server: Ser
         assert next(frames(response))[1]
 
 
-@pytest.mark.parametrize("route", OPERATOR_ROUTES)
+@pytest.mark.parametrize("route", ROUTES)
 def test_only_an_operator_may_look(route: str, client: httpx.Client, monkeypatch: pytest.MonkeyPatch) -> None:
     somebody = Tenant("somebody", "salt", is_operator=False)
     monkeypatch.setattr("kvpager.server.tenant.tenant_of", lambda request: somebody)
@@ -184,6 +192,36 @@ def test_the_past_can_be_read_back_and_thinned(client: httpx.Client, server: Ser
     assert few[0]["blocks"]["full"]
 
 
+def test_a_page_can_be_followed(client: httpx.Client, server: Serving) -> None:
+    def computed() -> Frame:
+        return read_frame(client.get("/v1/kv/frame").text)
+
+    with generating(server):
+        assert eventually(lambda: bool((computed().blocks.mappings > 0).any()))
+    assert eventually(lambda: bool((computed().blocks.state == BlockState.CACHED).any()))
+    blocks = computed().blocks
+    cached = int(np.flatnonzero(blocks.state == BlockState.CACHED)[0])
+    free = int(np.flatnonzero(blocks.state == BlockState.FREE)[0])
+    seen = client.get("/v1/kv/follow", params={"block": cached}).json()
+    assert (seen["state"], len(seen["key"])) == ("cached", 16)
+    assert [stop["what"] for stop in seen["journey"]][:1] == ["stored: published"]
+    assert all(stop["tier"] == "device" and abs(stop["time"] - time.time()) < 600 for stop in seen["journey"])
+    seen = client.get("/v1/kv/follow", params={"block": free}).json()
+    assert (seen["state"], seen["key"], seen["journey"]) == ("free", None, [])
+
+
+def test_alerts_that_fire_are_in_the_frames(client: httpx.Client, server: Serving) -> None:
+    alert = Alert("MemoryClose", "critical", "close to the limit", 1000.0, "97 %")
+    alerts = server.service.alerts
+    alerts._firing, before = (alert,), alerts._firing
+    try:
+        time.sleep(INTERVAL)
+        shown = client.get("/v1/kv/frame").json()["alerts"]
+    finally:
+        alerts._firing = before
+    assert shown == [alert.as_dict()]
+
+
 @pytest.mark.parametrize(
     ("route", "parameters"),
     [
@@ -192,12 +230,17 @@ def test_the_past_can_be_read_back_and_thinned(client: httpx.Client, server: Ser
         ("history", {"frames": 10**9}),
         ("tables", {"limit": 10**9}),
         ("tables", {"owner": -1}),
+        ("follow", {"block": -1}),
+        ("follow", {"block": 128}),
+        ("follow", {}),
         ("trace", {"seconds": -5}),
     ],
 )
 def test_parameters_have_bounds(route: str, parameters: dict[str, Any], client: httpx.Client) -> None:
-    assert client.get(f"/v1/kv/{route}").status_code == 200
-    assert client.get(f"/v1/kv/{route}", params=parameters).status_code in (400, 422)
+    assert client.get(f"/v1/kv/{route}", params={"block": 127}).status_code == 200
+    answer = client.get(f"/v1/kv/{route}", params=parameters)
+    assert answer.status_code == 400
+    assert answer.json()["error"]["param"] == next(iter(parameters), "block")
 
 
 def test_the_trace_has_a_track_for_each_request(client: httpx.Client, server: Serving) -> None:

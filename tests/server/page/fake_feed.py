@@ -49,8 +49,10 @@ class Feed:
     memory: FakeMemory
     is_still: bool = False
     status: int = 200
+    reason: str = ""
     interval: float = 0.25
     whole_every: int = 40
+    is_over: bool = False
     num_past: int = 120  # frames before anybody looks
     past: list[str] = field(default_factory=list)
 
@@ -64,7 +66,7 @@ class Feed:
 
     async def events(self) -> AsyncIterator[str]:
         before, count = None, 0
-        while self.status == 200:
+        while self.status == 200 and not self.is_over:
             frame = self.memory.frame(before if count % self.whole_every else None)
             before, count = self.memory.columns(), count + 1
             yield f"event: frame\r\ndata: {json.dumps(frame)}\r\n\r\n"
@@ -83,7 +85,7 @@ def create_app(feed: Feed) -> FastAPI:
     @app.get("/v1/kv/stream")
     async def stream() -> Response:
         if feed.status != 200:
-            return JSONResponse({"error": {"message": "no"}}, feed.status)
+            return JSONResponse({"error": {"message": feed.reason}}, feed.status)
         return StreamingResponse(feed.events(), media_type="text/event-stream")
 
     @app.get("/v1/kv/history")
@@ -124,10 +126,10 @@ def create_app(feed: Feed) -> FastAPI:
 
 
 @contextmanager
-def serving_feed(feed: Feed) -> Iterator[str]:
+def serving_feed(feed: Feed, port: int = 0) -> Iterator[str]:
     """The address, while it is served on a thread of this process."""
     app = create_app(feed)
-    config = uvicorn.Config(app, host="127.0.0.1", port=0, log_level="warning", timeout_graceful_shutdown=1)
+    config = uvicorn.Config(app, host="127.0.0.1", port=port, log_level="warning", timeout_graceful_shutdown=1)
     server = uvicorn.Server(config)
     thread = threading.Thread(target=server.run, name="fake-feed", daemon=True)
     thread.start()
@@ -137,7 +139,7 @@ def serving_feed(feed: Feed) -> Iterator[str]:
             time.sleep(0.01)
         yield f"http://127.0.0.1:{server.servers[0].sockets[0].getsockname()[1]}"
     finally:
-        server.should_exit = True
+        feed.is_over = server.should_exit = True
         thread.join(10)
 
 

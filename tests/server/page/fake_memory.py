@@ -37,6 +37,7 @@ class FakeMemory:
     num_blocks: int = 2000
     seed: int = 7
     now: float = 1_800_000_000.0
+    uptime: float = 512.0
     branches: list[Branch] = field(default_factory=list)
 
     def __post_init__(self) -> None:
@@ -53,7 +54,6 @@ class FakeMemory:
         self.seq = self.evictions = self.prompt_tokens = self.host_hits = self.device_hits = self.last_owner = 0
         self.host_pages = self.num_blocks // 4
         self.activity: list[dict[str, Any]] = []
-        self.uptime = 512.0
         self.target = max(4, n // 140)
 
     # -- what happens --

@@ -150,13 +150,13 @@ class FrameFeed:
             task.exception()  # whoever waited has it; if nobody does any more, it isn't worth a line in the log
 
 
-def feed_of(request: Request) -> FrameFeed:
+async def feed_of(request: Request) -> FrameFeed:
     """The application's only one: ``Annotated[FrameFeed, Depends(feed_of)]``."""
     state = request.app.state
     if not hasattr(state, "frame_feed"):
         service = service_of(request)
         thread = service.thread
-        taker = FrameTaker(service.model_name, service.started, lambda: thread.labels)
+        taker = FrameTaker(service.model_name, service.started, lambda: thread.labels, lambda: service.alerts.firing)
         state.frame_feed = FrameFeed(thread, taker)
     feed: FrameFeed = state.frame_feed
     return feed

@@ -10,7 +10,7 @@ from sse_starlette.sse import SendTimeoutError
 from starlette.types import Receive, Scope, Send
 
 from kvpager.server.engine_thread import EngineGone
-from kvpager.server.errors import ApiError
+from kvpager.server.errors import ApiError, as_api_error
 from kvpager.server.kv.frame_feed import FrameFeed, feed_of
 from kvpager.server.tenant import require_operator
 
@@ -31,7 +31,7 @@ async def _events(feed: FrameFeed) -> AsyncIterator[bytes]:
             async for event in feed.events():
                 yield event
     except (EngineGone, ApiError) as error:
-        told = error if isinstance(error, ApiError) else ApiError(503, str(error), code="engine_gone")
+        told = as_api_error(error) if isinstance(error, EngineGone) else error
         yield b"event: gone\r\ndata: " + json.dumps(told.body()).encode() + b"\r\n\r\n"
 
 

@@ -38,6 +38,7 @@ def ask_of(
         attend=_attend_of(body.attend),
         label=label,
         session=session_of(request),
+        traceparent=request.headers.get("traceparent", ""),
     )
 
 

@@ -54,6 +54,18 @@ export function fitCanvas(canvas, width, height) {
   return { context: canvas.getContext("2d"), width: w, height: h, ratio };
 }
 
+/** Calls back with a new width, in the next frame: what is drawn then may change sizes without a loop. */
+export function watchWidth(node, callback) {
+  let width = node.clientWidth;
+  new ResizeObserver(() =>
+    requestAnimationFrame(() => {
+      if (node.clientWidth === width) return;
+      width = node.clientWidth;
+      callback(width);
+    }),
+  ).observe(node);
+}
+
 /** Calls back with whether the element is on the screen (and the page in front). */
 export function watchVisible(node, callback) {
   let isInView = false;

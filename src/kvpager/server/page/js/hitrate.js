@@ -1,7 +1,7 @@
 // The share of prompt tokens that came from each tier, as lines over time.
 
 import uPlot from "../vendor/uplot/uPlot.esm.js";
-import { element, svg, syncRows, setText, themeValue } from "./dom.js";
+import { element, svg, syncRows, setText, themeValue, watchWidth } from "./dom.js";
 import * as format from "./format.js";
 
 const SHOWN = 180; // seconds
@@ -17,7 +17,7 @@ export class HitRate {
     this.names = [];
     this.plot = null;
     document.addEventListener("theme", () => this.plot?.redraw(false, true));
-    new ResizeObserver(() => this.plot?.setSize(this.size())).observe(root);
+    watchWidth(root, () => this.plot?.setSize(this.size()));
   }
 
   size() {

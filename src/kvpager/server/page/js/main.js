@@ -2,7 +2,7 @@
 //
 //   stream --> decode --> memory now, history --> view (now, or a moment of the past) --> map and panels
 
-import { $, $$, setText, watchVisible } from "./dom.js";
+import { $, $$, setText, watchVisible, watchWidth } from "./dom.js";
 import { decodeFrame, Memory } from "./frame.js";
 import { History } from "./history.js";
 import { Series } from "./series.js";
@@ -180,12 +180,7 @@ function stageHeight(stage) {
 
 // -- the outside ----------------------------------------------------------------------------------------------------
 
-let stageWidth = 0;
-new ResizeObserver(([entry]) => {
-  if (entry.contentRect.width === stageWidth || !shown) return;
-  stageWidth = entry.contentRect.width;
-  schedule.add("layout", layout);
-}).observe($("#stage"));
+watchWidth($("#stage"), () => shown && schedule.add("layout", layout));
 
 document.addEventListener("theme", () => {
   if (!shown) return;
@@ -253,6 +248,5 @@ await document.fonts.ready; // the map's numbers are drawn, not laid out: they n
 await readPast();
 stream.run();
 
-/** For measurements: how long the page's own work took in one animation frame, at most. */
-export const longestSlice = () => schedule.longest;
-export const resetLongest = () => (schedule.longest = 0);
+/** For the console and for tests: import("/page/js/main.js") gives the parts of the page that runs. */
+export { history, map, now, schedule, scrub, tables, view };

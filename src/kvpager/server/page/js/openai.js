@@ -70,7 +70,7 @@ export async function complete({ model, messages, maxTokens, session, signal, on
   return readAnswer(answer, onText);
 }
 
-const isAboutTemplate = (error) => error.status === 404 || (error.status === 400 && /template/i.test(error.message));
+const isAboutTemplate = (error) => error.status === 404 || (error.status === 400 && /no chat template/i.test(error.message));
 
 async function readAnswer(answer, onText) {
   let usage = null;

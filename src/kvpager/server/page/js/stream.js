@@ -14,6 +14,9 @@ export class Stream {
     this.onFrame = onFrame;
     this.onState = onState;
     this.failures = 0;
+    this.stop = null;
+    // A page that is kept for the way back must not keep its place among the watchers.
+    addEventListener("pagehide", () => this.stop?.abort());
   }
 
   async run() {
@@ -27,7 +30,7 @@ export class Stream {
 
   /** One connection, until it ends. Returns what ended it. */
   async once() {
-    const stop = new AbortController();
+    const stop = (this.stop = new AbortController());
     let watchdog = setTimeout(() => stop.abort(), SILENCE);
     this.reason = "";
     try {

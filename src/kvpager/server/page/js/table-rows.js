@@ -12,7 +12,7 @@ const GAP_TEXT = 64; // for "… 812 …" where the middle of a long table is le
 /** Rows with their cells: {table, y, step, labelWidth, cells: [{page, x}], left: how many pages are left out}. */
 export function layoutRows(tables, width) {
   const labelWidth = width < 520 ? 96 : 196;
-  const room = width - labelWidth - 4;
+  const room = width - labelWidth - (tables.some(isCut) ? 52 : 4);
   const longest = Math.max(1, ...tables.map((table) => table.pages.length));
   const step = Math.max(NARROWEST, Math.min(WIDEST, Math.floor(room / longest)));
   const fits = Math.floor(room / step);
@@ -34,6 +34,9 @@ export function layoutRows(tables, width) {
     return row;
   });
 }
+
+/** Whether the server sent only its first pages. */
+const isCut = (table) => (table.num_pages ?? 0) - (table.first_page ?? 0) > table.pages.length;
 
 export function drawRows(context, rows, width, look) {
   context.clearRect(0, 0, width, rows.length * ROW + 4);
@@ -60,18 +63,24 @@ function drawRow(context, row, look) {
   context.restore();
   const side = step > 5 ? step - 2 : step - 1;
   for (const cell of row.cells) drawPage(context, cell, top, side, colour, look);
+  context.fillStyle = look.value("--ink-3");
   if (row.left) {
-    context.fillStyle = look.value("--ink-3");
     context.textAlign = "center";
     context.fillText(`…${count(row.left)}…`, row.gapAt + GAP_TEXT / 2 - 2, y + ROW / 2 + 4);
+  }
+  const unsent = (table.num_pages ?? 0) - (table.first_page ?? 0) - table.pages.length;
+  if (unsent > 0) {
+    context.textAlign = "left";
+    context.fillText(`+${count(unsent)}`, (row.cells.at(-1)?.x ?? labelWidth) + step + 4, y + ROW / 2 + 4);
   }
 }
 
 function drawPage(context, { page, x }, top, side, colour, look) {
   if (page.block === null || page.block === undefined) {
-    // Not on the device: a frame in the colour of the tier that has it.
-    context.strokeStyle = look.value(page.tier ? `--tier-${look.tierIndex(page.tier)}` : "--line-2");
-    context.lineWidth = page.tier ? 1.5 : 1;
+    // Not on the device: a frame in the colour of the tier that has it, a faint one if it is gone for good.
+    const isSomewhere = page.tier && page.tier !== "none";
+    context.strokeStyle = look.value(isSomewhere ? `--tier-${look.tierIndex(page.tier)}` : "--line-2");
+    context.lineWidth = isSomewhere ? 1.5 : 1;
     context.strokeRect(x + 0.75, top + 0.75, side - 1.5, CELL - 1.5);
     return;
   }

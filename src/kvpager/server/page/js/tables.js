@@ -2,12 +2,13 @@
 //
 // They are asked for only while somebody can see them. What is drawn where is in table-rows.js.
 
-import { fitCanvas, setText, themeValue } from "./dom.js";
+import { fitCanvas, setText, themeValue, watchWidth } from "./dom.js";
 import { drawRows, layoutRows, ROW } from "./table-rows.js";
 import * as format from "./format.js";
 
 const PAUSE = 1000; // milliseconds from an answer to the next question
 const MOST_ROWS = 48;
+const MOST_PAGES = 6000; // of all tables together
 
 export class Tables {
   constructor({ stage, canvas, empty, caption }, colouring, { view, onPoint, onPick }) {
@@ -16,10 +17,10 @@ export class Tables {
     this.pageOfBlock = new Map();
     this.isWanted = false;
     this.width = stage.clientWidth;
-    new ResizeObserver(() => {
-      this.width = stage.clientWidth;
+    watchWidth(stage, (width) => {
+      this.width = width;
       this.draw();
-    }).observe(stage);
+    });
     document.addEventListener("theme", () => this.draw());
     canvas.addEventListener("pointermove", (event) => this.point(event, onPoint));
     canvas.addEventListener("pointerleave", () => onPoint(null, null));
@@ -43,10 +44,10 @@ export class Tables {
 
   async ask() {
     try {
-      const answer = await fetch("/v1/kv/tables");
+      const answer = await fetch(`/v1/kv/tables?limit=${MOST_PAGES}`);
       if (!answer.ok) return;
       const body = await answer.json();
-      this.take(Array.isArray(body) ? body : (body.tables ?? body.data ?? []));
+      this.take(body.tables);
     } catch {
       // the stream says what is wrong with the connection
     }
@@ -74,10 +75,10 @@ export class Tables {
     context.setTransform(ratio, 0, 0, ratio, 0, 0);
     this.placed = layoutRows(this.rows, width / ratio);
     const meta = this.view()?.meta;
-    const tiers = (meta?.tiers ?? []).map((tier) => tier.name);
+    const tiers = (meta?.tiers ?? []).map((tier) => tier.kind);
     return drawRows(context, this.placed, width / ratio, {
       pageSize: meta?.pool.page_size ?? 1,
-      tierIndex: (name) => Math.min(Math.max(tiers.indexOf(name), 0), 3),
+      tierIndex: (kind) => Math.min(Math.max(tiers.indexOf(kind), 0), 3),
       colourOf: (owner) => this.resolve(this.colouring.css(owner)),
       value: themeValue,
     });

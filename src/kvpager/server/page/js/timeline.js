@@ -1,6 +1,6 @@
 // Faults and migrations of the last minute: a lane for each kind, a mark for each event, as long as it took.
 
-import { fitCanvas, setText, themeValue } from "./dom.js";
+import { fitCanvas, setText, themeValue, watchWidth } from "./dom.js";
 import * as format from "./format.js";
 
 const SHOWN = 60; // seconds
@@ -25,10 +25,10 @@ export class Timeline {
     this.last = 0; // time of the newest event
     this.atLast = new Set(); // those of that very time, which the next frame may name again
     this.width = root.clientWidth;
-    new ResizeObserver(() => {
-      this.width = root.clientWidth;
+    watchWidth(root, (width) => {
+      this.width = width;
       if (this.view) this.show(this.view);
-    }).observe(root);
+    });
     document.addEventListener("theme", () => this.view && this.show(this.view));
     button.addEventListener("click", () => this.download());
   }

@@ -1,0 +1,94 @@
+"""Streams over a socket: what goes over it, and that nothing is left of a client that went away."""
+
+import json
+import socket
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import httpx
+import pytest
+
+from tests.server.openai.settled import assert_settled
+from tests.server.serving import Serving, serving
+
+TOKENS = 400
+
+
+@pytest.fixture(scope="module")
+def held(model: str) -> Iterator[Serving]:
+    with serving(model) as opened:
+        yield opened
+
+
+class Gate:
+    """Lets the engine go through so many turns with work, and holds it before the next."""
+
+    def __init__(self, server: Serving, turns: int) -> None:
+        self._left = turns
+        self._open = threading.Event()
+        self.is_holding = threading.Event()
+        self._thread = server.service.thread
+        self._thread.before_turn = self._pass
+
+    def _pass(self, engine: Any) -> None:
+        if engine.has_work or self._left == 0:
+            self._left -= 1
+        if self._left < 0:
+            self.is_holding.set()
+            self._open.wait(30)
+
+    def open(self) -> None:
+        self._thread.before_turn = None
+        self._open.set()
+
+
+def test_a_stream_is_events_of_json_and_ends_with_done(client: httpx.Client) -> None:
+    response = client.post("/v1/completions", json={"prompt": "the moon", "max_tokens": 3, "stream": True})
+    assert response.headers["content-type"].startswith("text/event-stream")
+    *events, done, rest = response.text.split("\n\n")
+    assert (done, rest) == ("data: [DONE]", "")
+    assert all(json.loads(event.removeprefix("data: "))["object"] == "text_completion" for event in events)
+
+
+@pytest.mark.parametrize("stream", [True, False], ids=["stream", "whole"])
+@pytest.mark.parametrize("turns", [0, 1, 5], ids=["queued", "prefill", "decode"])
+@pytest.mark.parametrize("prompts", [1, 3], ids=["one", "batch"])
+def test_a_client_that_goes_away_is_computed_for_no_more(held: Serving, stream: bool, turns: int, prompts: int) -> None:
+    generated = held.engine.statistics().generated_tokens
+    gate = Gate(held, turns)
+    with ask(held, {"prompt": ["the moon"] * prompts, "max_tokens": TOKENS, "ignore_eos": True, "stream": stream}):
+        assert gate.is_holding.wait(30)
+    gate.open()
+    assert_settled(held)
+    assert held.engine.statistics().generated_tokens - generated < prompts * TOKENS / 2
+
+
+def test_a_client_that_stays_gets_all_of_it(held: Serving) -> None:
+    """The positive control."""
+    gate = Gate(held, 2)
+    with ask(held, {"prompt": "the moon", "max_tokens": 20, "ignore_eos": True, "stream": True}) as sock:
+        assert gate.is_holding.wait(30)
+        gate.open()
+        received = b""
+        while data := sock.recv(65536):
+            received += data
+    assert b"[DONE]" in received
+    assert_settled(held)
+
+
+def test_a_batch_of_which_one_is_refused_leaves_nothing_running(held: Serving) -> None:
+    with httpx.Client(base_url=held.url, timeout=30) as client:
+        for prompt in ([[5], [6], [5] * 600], [[5], [6], [320]]):
+            assert client.post("/v1/completions", json={"prompt": prompt, "max_tokens": 100}).status_code == 400
+        assert held.service.thread.num_open == 0
+
+
+def ask(server: Serving, body: dict[str, Any]) -> socket.socket:
+    """A connection on which a completion was asked for. Leaving it closes it."""
+    host, port = server.url.removeprefix("http://").split(":")
+    sock = socket.create_connection((host, int(port)), timeout=30)
+    content = json.dumps(body).encode()
+    head = f"POST /v1/completions HTTP/1.1\r\nHost: {host}\r\nContent-Type: application/json\r\nConnection: close\r\n"
+    sock.sendall(f"{head}Content-Length: {len(content)}\r\n\r\n".encode() + content)
+    return sock
