@@ -170,10 +170,10 @@ def test_a_bad_template_of_the_model_ends_in_time(
 ) -> None:
     monkeypatch.setattr(templates, "MAX_SECONDS", 0.3)
     body = {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 1}
-    with serving(str(save_tiny_model(tmp_path / "tiny", template=template))) as own:
-        with httpx.Client(base_url=own.url, timeout=60) as one:
-            answer = one.post(CHAT, json=body)
-            assert answer.status_code == 400, answer.text
-            assert answer.json()["error"]["param"] == "messages"
-            assert one.get("/ready").status_code == 200
+    path = str(save_tiny_model(tmp_path / "tiny", template=template))
+    with serving(path) as own, httpx.Client(base_url=own.url, timeout=60) as one:
+        answer = one.post(CHAT, json=body)
+        assert answer.status_code == 400, answer.text
+        assert answer.json()["error"]["param"] == "messages"
+        assert one.get("/ready").status_code == 200
     assert TEMPLATE not in answer.text

@@ -9,6 +9,7 @@ import sys
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from itertools import takewhile
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -181,25 +182,25 @@ def test_a_key_is_in_no_start_line_and_no_process_list(tiny: str, tmp_path: Path
     keys = tmp_path / "keys"
     keys.write_text(f"ops {KEY} operator\n")
     keys.chmod(0o600)
-    command = [sys.executable, "-m", "kvpager", "serve", tiny, "--port", "0", "--capacity", "4MiB"]
+    command = [sys.executable, "-m", "kvpager.cli.main", "serve", tiny, "--port", "0", "--capacity", "4MiB"]
     environ = dict(os.environ)
     if where == "environment":
         environ["KVPAGER_API_KEY"] = KEY
     else:
         command += ["--api-keys", str(keys)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environ) as running:
-        assert running.stdout is not None
-        lines = []
-        for line in running.stdout:
-            lines.append(line)
-            if "http://127.0.0.1:" in line:
-                break
-        url = next(word for line in lines for word in line.split() if word.startswith("http://127.0.0.1:"))
-        started = Path(f"/proc/{running.pid}/cmdline").read_bytes().decode()
-        with httpx.Client(base_url=url.rstrip("/,"), headers=BEARER, timeout=60) as one:
-            told = [*say_some(one), one.get("/metrics").text]
-        running.send_signal(signal.SIGTERM)
-        out, err = running.communicate(timeout=60)
+        try:
+            assert running.stdout is not None
+            lines = list(takewhile(lambda line: "http://" not in line, running.stdout))
+            lines.append(running.stdout.readline())  # another address
+            url = urlsplit(lines[-1].split()[-1])
+            started = Path(f"/proc/{running.pid}/cmdline").read_bytes().decode()
+            with httpx.Client(base_url=f"http://{url.netloc}", headers=BEARER, timeout=60) as one:
+                told = [*say_some(one), one.get("/metrics").text]
+            running.send_signal(signal.SIGTERM)
+            out, err = running.communicate(timeout=60)
+        finally:
+            running.kill()
     assert running.returncode == 0
     for text in (*lines, started, out, err, *told):
         assert not [marker for marker in MARKERS if marker in text], text
