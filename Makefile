@@ -63,9 +63,11 @@ check: venv ## lint, format, types, and the direction of imports
 bench: model ## one benchmark as JSON: make bench BENCH=bookkeeping
 	$(RUN)/kvpager bench $(BENCH) --json
 
-docs: venv ## the options page from its table, and the site
+docs: venv ## the pages that are made from tables, and the site
 	$(RUN)/python -m pip install --quiet -c constraints.txt --no-build-isolation -e '.[docs]'
 	$(RUN)/python -c "from kvpager.config import options_table; print(options_table(), end='')" > docs/options.md
+	$(RUN)/kvpager metrics page > docs/metrics.md
+	$(RUN)/kvpager metrics alerts-page > docs/alerts.md
 	$(RUN)/mkdocs build --strict
 
 clean: ## remove caches and build results; the virtual environment stays

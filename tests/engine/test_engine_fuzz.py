@@ -6,14 +6,16 @@ The forward pass is replaced by logits that depend on the token and its position
 
 import random
 from array import array
+from dataclasses import replace
 
 import numpy as np
+import numpy.typing as npt
 import pytest
 import torch
 from transformers import Gemma2Config, Gemma2ForCausalLM, MistralConfig, MistralForCausalLM, PreTrainedModel
 
 from kvpager.cache.step import StepBatch
-from kvpager.engine import Engine, EngineStatistics, FinishReason, Request, Sampling
+from kvpager.engine import Engine, EngineStatistics, FinishReason, PromptLogprob, Request, Sampling
 from kvpager.errors import ConfigError, RequestError
 from kvpager.prefix.hashing import Scope
 from tests.engine.engines import assert_idle, checked_step, force_preemption
@@ -57,6 +59,15 @@ def expected(prompt: list[int], count: int) -> list[int]:
     return tokens[len(prompt) :]
 
 
+def assert_scores(scores: "tuple[PromptLogprob | None, ...]", prompt: list[int]) -> None:
+    assert scores[0] is None
+    for place, (token, score) in enumerate(zip(prompt[1:], scores[1:], strict=True)):
+        is_next = expected(prompt[: place + 1], 1) == [token]
+        assert score is not None
+        assert score.token == token
+        assert abs(score.logprob - (0.0 if is_next else -50.0)) < 0.01
+
+
 def random_options(generator: random.Random) -> dict[str, object]:
     page_size = generator.choice([1, 4, 16])
     deterministic = generator.random() < 0.3
@@ -73,13 +84,30 @@ def random_options(generator: random.Random) -> dict[str, object]:
     }
 
 
+class Odd:
+    """A guide: odd tokens only, though the model has even ones too."""
+
+    def allowed(self) -> "npt.NDArray[np.bool_]":
+        return np.arange(512) % 2 == 1
+
+    def accept(self, token: int) -> None:
+        assert token % 2
+
+    def fork(self) -> "Odd":
+        return Odd()
+
+    may_end = is_complete = False
+
+
 class Client:
     """Submits, cancels and looks on; knows what each request has to become."""
 
     def __init__(self, engine: Engine, generator: random.Random) -> None:
         self.engine, self.generator = engine, generator
         self.stems = [[generator.randrange(512) for _ in range(engine.max_tokens)] for _ in range(3)]
+        self.extras = random.Random(generator.random())  # apart, so that they change nothing of the rest
         self.requests: list[Request] = []
+        self.guided: set[int] = set()
         self.cancelled: set[int] = set()
 
     def submit(self) -> None:
@@ -92,7 +120,16 @@ class Client:
             n=min(generator.choice([1, 1, 1, 2, 5]), engine.options.max_running),
         )
         scope = Scope(salt=generator.choice(["", "", "x"]))
-        self.requests.append(engine.submit(prompt, sampling, priority=generator.choice([0, 0, 1, 4]), scope=scope))
+        priority, guide = generator.choice([0, 0, 1, 4]), None
+        if self.extras.random() < 0.2:
+            sampling = replace(sampling, prompt_logprobs=self.extras.choice([0, 2]))
+            sampling = replace(sampling, max_tokens=self.extras.choice([0, sampling.max_tokens]))
+        if self.extras.random() < 0.1:
+            guide = Odd()
+        request = engine.submit(prompt, sampling, priority=priority, scope=scope, guide=guide)
+        self.requests.append(request)
+        if guide is not None:
+            self.guided.add(request.id)
 
     def cancel(self) -> None:
         open_ones = [request for request in self.requests if not request.is_finished]
@@ -108,7 +145,12 @@ class Client:
             whole = min(request.sampling.max_tokens, self.engine.max_tokens + 1 - len(prompt))
             for done in request.completions():
                 count = len(done.token_ids)
-                assert list(done.token_ids) == expected(prompt, count)
+                if request.id in self.guided:
+                    assert all(token % 2 for token in done.token_ids)
+                else:
+                    assert list(done.token_ids) == expected(prompt, count)
+                if request.sampling.prompt_logprobs is not None and done.finish_reason is FinishReason.LENGTH:
+                    assert_scores(done.prompt_logprobs, prompt)
                 if request.id not in self.cancelled:
                     assert (count, done.finish_reason) == (whole, FinishReason.LENGTH)
                     assert done.preemptions <= 40

@@ -1,10 +1,11 @@
 """The product's own alerts: the courses that Prometheus' rules are tested on, what is logged, what is remembered."""
 
 import logging
+import random
 
 import pytest
 
-from kvpager.metrics.alert_rules import RULES
+from kvpager.metrics.alert_rules import RULES, Rule, Severity
 from kvpager.metrics.alerts import Alerts
 from kvpager.metrics.baseline import Baseline
 from kvpager.metrics.window import Window
@@ -50,6 +51,32 @@ def test_firing_and_clearing_are_logged_once_each(caplog: pytest.LogCaptureFixtu
     )
     assert cleared.levelname == "INFO"
     assert cleared.getMessage() == "alert KVPagerMemoryNearlyFull is over, after 420 s"
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_random_courses_agree_with_a_plain_reading_of_the_rule(seed: int, caplog: pytest.LogCaptureFixture) -> None:
+    """It fires once the last ``hold`` looks were all above, and is over once the last ``keep`` were all not."""
+    caplog.set_level(logging.INFO)
+    generator = random.Random(seed)
+    hold, keep = generator.randint(0, 4), generator.randint(0, 4)
+    values: list[float] = []
+    rule = Rule(
+        "KVPagerTest", Severity.WARNING, "A test", "Nothing.", "x", lambda window: {"": values[-1]}, above=0.5,
+        hold_seconds=10 * hold, keep_seconds=10 * keep,
+    )  # fmt: skip
+    alerts, fires, changes = Alerts(rules=(rule,), wall_clock=lambda: 0.0), False, 0
+    for step in range(200):
+        values.append(float(generator.random() < 0.7))
+        shown = alerts.update(snapshot(10.0 * step), 10.0 * step)
+        above = [value > 0.5 for value in values]
+        before = fires
+        if fires:
+            fires = above[-1] or any(above[-1 - keep :])
+        else:
+            fires = step >= hold and all(above[-1 - hold :])
+        changes += fires != before
+        assert bool(shown) == fires, f"seed={seed} step={step}"
+    assert len(caplog.records) == changes
 
 
 def test_an_alert_does_not_flicker_with_its_value() -> None:

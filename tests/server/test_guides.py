@@ -170,6 +170,8 @@ def nested(depth: int) -> dict[str, object]:
         (schema({"$ref": "http://127.0.0.1:1/x"}), "does not fetch"),
         (schema({"type": "integer", "minimum": 5, "maximum": 1}), "Unsatisfiable"),
         (schema({"type": "array", "uniqueItems": True}, strict=True), "uniqueItems"),
+        (schema({"const": float("nan")}), "not finite"),
+        (schema({"type": "integer", "maximum": 10**400}), "json_schema.schema"),
         (schema(nested(70)), "nested deeper than 64"),
         (schema({"enum": ["x" * 70_000]}), "at most 65536"),
         ({"type": "regex", "pattern": "(a"}, "response_format.pattern can't be enforced: .*unclosed group"),

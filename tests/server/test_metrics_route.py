@@ -1,17 +1,23 @@
 """/metrics of a real server: numbers that add up over real requests, for operators, quickly."""
 
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from itertools import pairwise
+from pathlib import Path
 from time import perf_counter
 from typing import Any
 
 import httpx
 from prometheus_client.parser import text_string_to_metric_families
 
+from kvpager import HostTier
 from kvpager.config.server_options import ServerOptions
 from kvpager.metrics.catalogue import BY_FAMILY, BY_NAME
 from kvpager.metrics.metric import MetricKind
 from tests.server.serving import Serving, serving
 
 Samples = dict[str, float]
+_GAUGE = BY_NAME["kvpager_blocks"]
 
 
 def scrape(client: httpx.Client) -> Samples:
@@ -120,3 +126,64 @@ def test_nothing_of_a_request_is_shown(server: Serving, client: httpx.Client) ->
     assert "kvpager_prompt_tokens_total" in text  # the control
     for word in ("zanzibar", "quagmire", "cmpl-"):
         assert word not in text
+
+
+def test_every_scrape_adds_up_while_requests_run(model: str) -> None:
+    prompts = [f"{number % 4} the cook writes down what is left, and the helpers peel" for number in range(12)]
+    scrapes = []
+    with (
+        serving(model, num_blocks=32, tiers=(HostTier(pages=16),), max_running=4) as server,
+        httpx.Client(base_url=server.url, timeout=60) as client,
+        ThreadPoolExecutor(6) as pool,
+    ):
+        answers = [pool.submit(ask, client, prompt, n=1 + place % 2) for place, prompt in enumerate(prompts)]
+        while not all(answer.done() for answer in answers):
+            scrapes.append(scrape(client))
+        usages = [answer.result()["usage"] for answer in answers]
+        scrapes.append(scrape(client))
+    for samples in scrapes:
+        for tier, count in (("device", 32), ("host", 16)):
+            states = [value for key, value in samples.items() if key.startswith("kvpager_blocks|") and tier in key]
+            assert sum(states) == samples[f"kvpager_capacity_blocks|{tier}"] == count
+        found = total(samples, "prompt_computed_tokens_total") + total(samples, "prompt_hit_tokens_total")
+        assert found == total(samples, "prompt_tokens_total")
+    names = {key for key in scrapes[-1] if BY_NAME.get(key.partition("|")[0], _GAUGE).kind is MetricKind.COUNTER}
+    for earlier, later in pairwise(scrapes):
+        assert all(later[key] >= earlier[key] for key in names & earlier.keys())
+    assert total(scrapes[-1], "generated_tokens_total") == sum(usage["completion_tokens"] for usage in usages)
+    assert total(scrapes[-1], "prompt_tokens_total") == sum(usage["prompt_tokens"] for usage in usages)
+    assert total(scrapes[-1], "migrations_total") > 0
+    assert total(scrapes[-1], "choices_finished_total") == 18
+
+
+def test_a_stalled_engine_is_scraped_and_shows_its_age(model: str) -> None:
+    is_stuck, may_go_on = threading.Event(), threading.Event()
+
+    def stick(engine: object) -> None:
+        is_stuck.set()
+        may_go_on.wait(60)
+
+    with serving(model) as server, httpx.Client(base_url=server.url, timeout=60) as client:
+        assert scrape(client)["kvpager_snapshot_age_seconds"] < 1.5
+        server.service.thread.before_turn = stick
+        try:
+            assert is_stuck.wait(30)
+            assert scrape(client)["kvpager_snapshot_age_seconds"] > 1.5
+        finally:
+            server.service.thread.before_turn = None
+            may_go_on.set()
+
+
+def test_only_operators_may_scrape(model: str, tmp_path: Path) -> None:
+    keys = tmp_path / "keys"
+    keys.write_text("team-a sk-team-a-0123456789\nops sk-ops-0123456789abc operator\n")
+    keys.chmod(0o600)
+    with serving(model, server=ServerOptions(port=0, api_keys=keys)) as server:
+        for key, status in (("", 401), ("sk-wrong-0123456789", 401), ("sk-team-a-0123456789", 403)):
+            answer = httpx.get(server.url + "/metrics", headers={"Authorization": f"Bearer {key}"} if key else {})
+            assert answer.status_code == status
+            assert "kvpager_" not in answer.text
+        answer = httpx.get(server.url + "/metrics", headers={"Authorization": "Bearer sk-ops-0123456789abc"})
+        assert answer.status_code == 200
+        assert "kvpager_blocks" in answer.text
+        assert "team-a" not in answer.text

@@ -160,8 +160,8 @@ RULES = (
         "KVPagerMigrationBacklog",
         Severity.WARNING,
         "Pages are not copied down, as queues or tiers are full",
-        "Their content is lost when their blocks are needed. A faster or larger tier, or a higher limit on what moves, "
-        "helps.",
+        "Their content is lost when their blocks are needed. A faster or larger tier helps, and for a remote one a "
+        "higher max_moving_bytes.",
         'sum without (reason) (rate(kvpager_migration_misses_total{reason="refused"}[5m]))\n'
         '  / (sum without (reason) (rate(kvpager_migration_misses_total{reason="refused"}[5m]))\n'
         '    + sum without (tier, kind) (rate(kvpager_migrations_total{kind="store"}[5m])))',
@@ -174,8 +174,8 @@ RULES = (
         "KVPagerTierFailing",
         Severity.CRITICAL,
         "A tier fails, is full or can't be written",
-        "It is asked again from time to time; meanwhile its pages are misses. `kvpager disk check` or `kvpager doctor` "
-        "say more, and so does the log.",
+        "It is asked again from time to time; meanwhile its pages are misses. The log says what failed, and "
+        "`kvpager disk verify` what is damaged.",
         "1 - kvpager_tier_ok",
         _failing,
         above=0.5,

@@ -66,6 +66,7 @@ def create_app(open_engine: Callable[[], Engine], options: ServerOptions) -> Fas
             finally:
                 await thread.stop()
                 await page_events.stop()
+                app.state.service.close()
 
     app = FastAPI(
         title="kvpager",

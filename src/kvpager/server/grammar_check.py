@@ -43,6 +43,7 @@ class GrammarCheck:
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.DEVNULL,  # its last words quote the grammar
+                start_new_session=True,  # what is typed at a terminal is not meant for it
                 text=True,
                 encoding="utf-8",
             )
@@ -51,6 +52,11 @@ class GrammarCheck:
                 self.close()
                 raise OSError("the process that checks grammars did not start")
         return self._child
+
+    def interrupt(self) -> None:
+        """Ends the process from another thread; what is being tried there is refused."""
+        if (child := self._child) is not None:
+            child.kill()
 
     def close(self) -> None:
         """Ends the process. It may be used again."""

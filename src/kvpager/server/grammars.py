@@ -110,10 +110,15 @@ def _json(schema: object, field: str, *, is_strict: bool) -> Form:
     if _is_deeper(schema, MAX_DEPTH):
         raise RequestError(f"{field} is nested deeper than {MAX_DEPTH}")
     is_lenient = not is_strict
-    grammar = LLMatcher.grammar_from_json_schema(
-        _text(json.dumps(schema), field),
-        overrides={"whitespace_pattern": _WHITESPACE, "lenient": is_lenient, "coerce_one_of": is_lenient},
-    )
+    try:
+        grammar = LLMatcher.grammar_from_json_schema(
+            _text(json.dumps(schema, allow_nan=False), field),
+            overrides={"whitespace_pattern": _WHITESPACE, "lenient": is_lenient, "coerce_one_of": is_lenient},
+        )
+    except RequestError:
+        raise
+    except ValueError:
+        raise RequestError(f"{field} is no JSON: it has a number that is not finite, or too large") from None
     return Form(field, grammar)
 
 

@@ -110,7 +110,9 @@ class Guides:
 
     def close(self) -> None:
         """Ends the thread and the process of the check."""
-        self._thread.shutdown(cancel_futures=True)
+        self._thread.shutdown(wait=False, cancel_futures=True)
+        self._check.interrupt()
+        self._thread.shutdown()
         self._check.close()
 
     # -- the thread's own -----------------------------------------------------------------------------------------

@@ -1,6 +1,8 @@
 """What the routes share: the engine's thread, the options, the model's names, the metrics."""
 
 from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING
 
 from fastapi import Request
 
@@ -13,6 +15,9 @@ from kvpager.server.engine_thread import EngineThread
 from kvpager.server.openai.off_loop import OffLoop
 from kvpager.server.page_events import PageEvents
 
+if TYPE_CHECKING:
+    from kvpager.server.guides import Guides
+
 
 @dataclass(slots=True)
 class Service:
@@ -24,6 +29,7 @@ class Service:
     off_loop: OffLoop = field(default_factory=OffLoop)  # for work on texts
     alerts: Alerts = field(default_factory=Alerts)
     exposition: Exposition = field(init=False)
+    _guides: "Guides | None" = None
 
     def __post_init__(self) -> None:
         self.exposition = Exposition(self.metrics)
@@ -36,8 +42,25 @@ class Service:
         return self.thread.engine
 
     @property
+    def guides(self) -> "Guides":
+        """Of the model's tokenizer; made when the first one is wanted."""
+        if self._guides is None:
+            from kvpager.server.guides import Guides
+
+            self._guides = Guides(self.engine.tokenizer)
+        return self._guides
+
+    def close(self) -> None:
+        """Ends the threads that work beside the event loop."""
+        self.off_loop.close()
+        if self._guides is not None:
+            self._guides.close()
+
+    @property
     def model_name(self) -> str:
-        return self.options.served_name or self.engine.options.model
+        """What clients call it: where it lies on this machine is nobody's business."""
+        model = self.engine.options.model
+        return self.options.served_name or (Path(model).name if Path(model).exists() else model)
 
 
 def service_of(request: Request) -> Service:

@@ -35,8 +35,13 @@ def _check_tools(body: ChatRequest) -> None:
         raise _wrong("tool_choice", "asks for a call, but there are no tools")
     if isinstance(choice, NamedTool) and choice.function.name not in names:
         raise _wrong("tool_choice", "names a function that is not among the tools")
-    if body.response_format is not None and body.response_format.type != "text":
+    if _has_form(body):
         raise _wrong("response_format", "can't be given where a tool must be called")
+
+
+def _has_form(body: GenerationFields) -> bool:
+    has_format = body.response_format is not None and body.response_format.type != "text"
+    return has_format or body.structured_outputs is not None
 
 
 def _check_both(body: GenerationFields, most: int | None) -> None:

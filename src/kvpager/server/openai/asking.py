@@ -5,6 +5,7 @@ import secrets
 from fastapi import Request
 
 from kvpager.config.attend import Attend, parse_attend
+from kvpager.engine.guide import Guide
 from kvpager.engine.sampling_params import Sampling
 from kvpager.errors import ConfigError
 from kvpager.server.answer import Ask
@@ -22,9 +23,15 @@ def new_id(kind: str) -> str:
 
 
 def ask_of(
-    service: Service, request: Request, body: GenerationFields, prompt: Tokens, sampling: Sampling, label: str
+    service: Service,
+    request: Request,
+    body: GenerationFields,
+    prompt: Tokens,
+    sampling: Sampling,
+    label: str,
+    guide: Guide | None = None,
 ) -> Ask:
-    """Raises ApiError."""
+    """Raises ApiError. A guide serves several prompts: each gets one of its own."""
     most = service.engine.options.max_running
     if sampling.n > most:
         raise ApiError(400, f"n is larger than the {most} choices that may run at once", param="n")
@@ -37,6 +44,7 @@ def ask_of(
         scope=scope_for(tenant, body.cache_salt),
         attend=_attend_of(body.attend),
         label=label,
+        guide=None if guide is None else guide.fork(),
         session=session_of(request),
         traceparent=request.headers.get("traceparent", ""),
     )

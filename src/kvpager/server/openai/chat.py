@@ -13,6 +13,7 @@ from kvpager.server.openai.chat_choices import ChatChoices, with_text
 from kvpager.server.openai.chat_request import ChatRequest
 from kvpager.server.openai.encoding import encode_conversation, tokenizer_of, tokens_left
 from kvpager.server.openai.generation import begin, completions
+from kvpager.server.openai.guiding import guide_of
 from kvpager.server.openai.models import check_model
 from kvpager.server.openai.sampling_of import sampling_of
 from kvpager.server.openai.streaming import Chunks, Stream, events
@@ -33,10 +34,11 @@ async def chat(request: Request, body: ChatRequest, service: Annotated[Service, 
     most = tokens_left(service, prompt, body.most_tokens, param="messages")
     logprobs = (body.top_logprobs or 0) if body.logprobs else None
     sampling = sampling_of(service, body, max_tokens=most, logprobs=logprobs)
+    call = call_schema(body.tools or [], body.tool_choice)
+    guide = await guide_of(service, body, call=call)
     label = new_id("chatcmpl")
-    answers = await begin(service, [ask_of(service, request, body, prompt, sampling, label)])
-    must_call = call_schema(body.tools or [], body.tool_choice) is not None
-    choices = ChatChoices(body, tokenizer_of(service), must_call=must_call)
+    answers = await begin(service, [ask_of(service, request, body, prompt, sampling, label, guide)])
+    choices = ChatChoices(body, tokenizer_of(service), must_call=call is not None)
     base: dict[str, Any] = {"id": label, "created": int(time.time()), "model": model}
     if body.wants_stream:
         chunks = Chunks(base | {"object": "chat.completion.chunk"}, with_text, usage=body.wants_usage_chunk)

@@ -15,6 +15,7 @@ from kvpager.server.openai.completion_choices import CompletionChoices, echo_of,
 from kvpager.server.openai.completion_request import CompletionRequest
 from kvpager.server.openai.encoding import Tokens, encode_prompt, tokenizer_of, tokens_left
 from kvpager.server.openai.generation import begin, completions
+from kvpager.server.openai.guiding import guide_of
 from kvpager.server.openai.models import check_model
 from kvpager.server.openai.sampling_of import sampling_of
 from kvpager.server.openai.streaming import Chunks, Stream, events
@@ -45,8 +46,11 @@ async def complete(
         prompt_logprobs=body.logprobs if body.echo else None,
     )
     echoes = await service.off_loop.run(lambda: _echoes(body, prompts, tokenizer)) if body.echo else [""] * len(prompts)
+    guide = await guide_of(service, body)
     label = new_id("cmpl")
-    answers = await begin(service, [ask_of(service, request, body, prompt, sampling, label) for prompt in prompts])
+    answers = await begin(
+        service, [ask_of(service, request, body, prompt, sampling, label, guide) for prompt in prompts]
+    )
     choices = CompletionChoices(body, prompts, echoes, answers, tokenizer)
     base: dict[str, Any] = {"id": label, "object": "text_completion", "created": int(time.time()), "model": model}
     if body.wants_stream:

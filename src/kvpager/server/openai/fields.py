@@ -3,14 +3,15 @@
 Every field takes null for its default, as OpenAI's do; all others than those named here are refused.
 """
 
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, PlainValidator, WithJsonSchema, model_validator
+from pydantic import BaseModel, Field, PlainValidator, WithJsonSchema
 
 from kvpager.engine.sampling_params import MAX_CHOICES, MAX_STOP_LENGTH, MAX_STOP_STRINGS
+from kvpager.server.openai.forms import STRICT as STRICT
+from kvpager.server.openai.forms import ResponseFormat, StructuredOutputs
 from kvpager.server.openai.limits import (
     MAX_BIASES,
-    MAX_SCHEMA,
     MAX_STOP_TOKENS,
     MAX_TOKEN_ID,
     MAX_TOKENS,
@@ -20,8 +21,6 @@ from kvpager.server.openai.limits import (
     fault,
     token_ids,
 )
-
-STRICT = ConfigDict(extra="forbid", strict=True, frozen=True, protected_namespaces=())
 
 
 def _stop(value: Any) -> tuple[str, ...] | None:
@@ -74,48 +73,11 @@ _STOP_TOKENS_SCHEMA = {
 }
 
 
-def _not_too_long(schema: dict[str, Any]) -> dict[str, Any]:
-    if len(str(schema)) > MAX_SCHEMA:
-        raise fault(f"the schema is longer than {MAX_SCHEMA} characters")
-    return schema
-
-
-JsonSchema = Annotated[dict[str, Any], AfterValidator(_not_too_long)]
-
-
 class StreamOptions(BaseModel):
     model_config = STRICT
 
     include_usage: bool | None = None
     include_obfuscation: Annotated[Any, Field(description="accepted and ignored")] = None
-
-
-class NamedSchema(BaseModel):
-    """``strict`` and ``description`` change nothing: an answer always follows the schema."""
-
-    model_config = STRICT
-
-    name: Annotated[str, Field(max_length=64)] | None = None
-    description: Annotated[str, Field(max_length=4096)] | None = None
-    schema_: Annotated[JsonSchema, Field(alias="schema")]
-    strict: bool | None = None
-
-
-class ResponseFormat(BaseModel):
-    """``regex`` is kvpager's own, for answers that match a regular expression."""
-
-    model_config = STRICT
-
-    type: Literal["text", "json_object", "json_schema", "regex"]
-    json_schema: NamedSchema | None = None
-    regex: Annotated[str, Field(min_length=1, max_length=MAX_SCHEMA)] | None = None
-
-    @model_validator(mode="after")
-    def _has_what_it_needs(self) -> Self:
-        for kind, given in (("json_schema", self.json_schema), ("regex", self.regex)):
-            if (self.type == kind) != (given is not None):
-                raise fault(f"the field '{kind}' belongs to the type '{kind}', and to it alone")
-        return self
 
 
 class GenerationFields(BaseModel):
@@ -137,6 +99,7 @@ class GenerationFields(BaseModel):
     logit_bias: Annotated[dict[int, float] | None, PlainValidator(_logit_bias), WithJsonSchema(_BIAS_SCHEMA)] = None
     response_format: ResponseFormat | None = None
 
+    structured_outputs: StructuredOutputs | None = None
     min_tokens: Annotated[int, Field(ge=0, le=MAX_TOKENS)] | None = None
     top_k: Annotated[int, Field(ge=-1, le=MAX_TOP_K, description="-1 and 0: among all")] | None = None
     min_p: Annotated[Finite, Field(ge=0, le=1)] | None = None

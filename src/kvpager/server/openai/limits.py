@@ -18,6 +18,7 @@ MAX_TOOLS = 128
 MAX_TOOL_CALLS = 128  # in one message
 MAX_NAME = 64  # of a function
 MAX_SCHEMA = 65_536  # characters of a JSON schema or a regular expression
+MAX_ALTERNATIVES = 1024  # texts of which an answer must be one
 MAX_TEMPLATE_ARGUMENTS = 16
 
 Finite = Annotated[float, Field(allow_inf_nan=False)]

@@ -5,7 +5,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, Field, PlainValidator, WithJsonSchema
 
-from kvpager.server.openai.fields import STRICT
+from kvpager.server.openai.forms import STRICT
 from kvpager.server.openai.limits import MAX_NAME, MAX_PARTS, MAX_TOOL_CALLS, fault
 
 _PART = {

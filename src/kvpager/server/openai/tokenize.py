@@ -8,7 +8,8 @@ from pydantic import BaseModel, Field, PlainValidator, WithJsonSchema
 from kvpager.server.errors import ApiError
 from kvpager.server.openai.chat_request import TemplateArguments
 from kvpager.server.openai.encoding import check_vocabulary, encode_text, tokenizer_of
-from kvpager.server.openai.fields import STRICT, TOKEN_SCHEMA
+from kvpager.server.openai.fields import TOKEN_SCHEMA
+from kvpager.server.openai.forms import STRICT
 from kvpager.server.openai.limits import MAX_IDS, MAX_MESSAGES, MAX_TOOLS, token_ids
 from kvpager.server.openai.logprobs import texts_of
 from kvpager.server.openai.messages import Message

@@ -4,7 +4,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, Field
 
-from kvpager.server.openai.fields import STRICT, JsonSchema
+from kvpager.server.openai.forms import STRICT, JsonSchema
 from kvpager.server.openai.limits import MAX_NAME
 
 _Name = Annotated[str, Field(min_length=1, max_length=MAX_NAME, pattern=r"^[a-zA-Z0-9_.-]+$")]
