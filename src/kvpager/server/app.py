@@ -13,6 +13,7 @@ from kvpager.metrics.request_metrics import RequestMetrics
 from kvpager.server import liveness, metrics_route, page_route
 from kvpager.server.alert_watch import watching
 from kvpager.server.bodies import Bodies
+from kvpager.server.document import describe
 from kvpager.server.engine_thread import EngineThread
 from kvpager.server.envelope import Envelope
 from kvpager.server.errors import ERROR_RESPONSES, add_error_handlers
@@ -82,6 +83,7 @@ def create_app(open_engine: Callable[[], Engine], options: ServerOptions) -> Fas
         app.include_router(part.router, responses=ERROR_RESPONSES)
     if options.page:
         app.include_router(page_route.router)
+    describe(app)
     # The last one added is the first to see a request.
     app.add_middleware(Bodies, max_bytes=options.max_body_bytes)
     app.add_middleware(Guard, options=options, keys=load_keys(options.api_keys, os.environ))

@@ -9,9 +9,10 @@ from kvpager.server.service import Service, service_of
 from kvpager.server.tenant import require_operator
 
 router = APIRouter()
+_FORMATS: dict[str, dict[str, str]] = {"text/plain": {}, "application/openmetrics-text": {}}
 
 
-@router.get("/metrics")
+@router.get("/metrics", response_class=Response, responses={200: {"content": _FORMATS}})
 async def metrics(request: Request, service: Annotated[Service, Depends(service_of)]) -> Response:
     """Answers also while the engine does not; kvpager_snapshot_age_seconds tells."""
     require_operator(request)
