@@ -18,38 +18,37 @@ _SLICE = 65_536  # characters
 _SLACK = 128  # tokens by which a slice may count too many
 
 
-async def encode_prompt(service: Service, prompt: PromptInput, *, add_special_tokens: bool, param: str) -> Tokens:
-    """Raises ApiError 400 for ids that the model does not have, and for what is no text to its tokenizer."""
+async def encode_prompt(
+    service: Service, prompt: PromptInput, *, add_special_tokens: bool, limit: int, param: str
+) -> Tokens:
+    """Raises ApiError 400 for ids that the model does not have, for more than ``limit`` tokens, and for none."""
     if isinstance(prompt, str):
-        tokens = await encode_text(service, prompt, add_special_tokens=add_special_tokens, param=param)
+        tokens = await encode_text(service, prompt, add_special_tokens=add_special_tokens, limit=limit, param=param)
         if not tokens:
             raise ApiError(400, f"{param} has no tokens; give it some text", param=param)
         return tokens
-    if len(prompt) > service.engine.max_request_tokens:
-        raise _too_long(service.engine.max_request_tokens, len(prompt), None, param)
+    if len(prompt) > limit:
+        raise _too_long(limit, len(prompt), None, param)
     check_vocabulary(service, prompt, param)
     return array("i", prompt)
 
 
-async def encode_conversation(service: Service, conversation: Conversation) -> Tokens:
+async def encode_conversation(service: Service, conversation: Conversation, *, limit: int) -> Tokens:
     text = await render(tokenizer_of(service), conversation, service.off_loop)
-    tokens = await encode_text(service, text, add_special_tokens=False, param="messages")
+    tokens = await encode_text(service, text, add_special_tokens=False, limit=limit, param="messages")
     if not tokens:
         raise ApiError(400, "messages give an empty prompt", param="messages")
     return tokens
 
 
-async def encode_text(
-    service: Service, text: str, *, add_special_tokens: bool, param: str, limit: int | None = None
-) -> Tokens:
-    """Raises ApiError 400 for texts that surely have more than ``limit`` tokens; None: than fit."""
+async def encode_text(service: Service, text: str, *, add_special_tokens: bool, limit: int, param: str) -> Tokens:
+    """Raises ApiError 400 for a text that surely has more than ``limit`` tokens; not for each that has."""
     tokenizer = tokenizer_of(service)
-    most = service.engine.max_request_tokens if limit is None else limit
 
     def encode() -> Tokens:
-        if _is_surely_longer(tokenizer, text, most):
+        if _is_surely_longer(tokenizer, text, limit):
             raise ApiError(
-                400, f"at most {most} tokens fit, but {param} has more: shorten it", param=param,
+                400, f"at most {limit} tokens fit, but {param} has more: shorten it", param=param,
                 code="context_length_exceeded",
             )  # fmt: skip
         return array("i", tokenizer.encode(text, add_special_tokens=add_special_tokens))
@@ -83,9 +82,8 @@ def check_vocabulary(service: Service, ids: Sequence[int], param: str) -> None:
         raise ApiError(400, f"{param} names a token that the model does not have; it has 0 to {last}", param=param)
 
 
-def tokens_left(service: Service, prompt: Tokens, most: int | None, *, param: str) -> int:
-    """How many tokens may be generated: ``most``, or what the context leaves. Raises ApiError 400 if they don't fit."""
-    limit = service.engine.max_request_tokens
+def tokens_left(prompt: Tokens, most: int | None, *, limit: int, param: str) -> int:
+    """How many tokens may be generated: ``most``, or what the limit leaves. Raises ApiError 400 if they don't fit."""
     if len(prompt) + (1 if most is None else most) > limit:
         raise _too_long(limit, len(prompt), most, param)
     return limit - len(prompt) if most is None else most
