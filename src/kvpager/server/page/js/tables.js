@@ -67,9 +67,11 @@ export class Tables {
     const isEmpty = this.rows.length === 0;
     this.empty.hidden = !isEmpty;
     this.stage.hidden = isEmpty;
+    this.width ||= this.stage.clientWidth;
     if (isEmpty) return setText(this.caption, "");
     const more = this.total > MOST_ROWS ? `${MOST_ROWS} of ${format.count(this.total)}; ` : "";
-    setText(this.caption, `${more}hatched: shared; arrow: copied on write`);
+    const when = this.view()?.isLive ? "" : "as they are now, not at the moment shown; ";
+    setText(this.caption, `${when}${more}hatched: shared; arrow: copied on write`);
     if (!this.width) return undefined;
     const { context, width, ratio } = fitCanvas(this.canvas, this.width, this.rows.length * ROW + 4);
     context.setTransform(ratio, 0, 0, ratio, 0, 0);
