@@ -54,13 +54,11 @@ export class BlockMap {
   }
 
   largestCell(width, height, largest, period) {
-    const columnsOf = (cell) => {
-      const most = Math.max(1, Math.floor(width / cell));
-      return most > period ? most - (most % period) : most;
-    };
+    const columnsOf = (cell) => Math.floor(width / cell / period) * period; // 0 where there is no room for one period
+    const fits = (cell) => Math.ceil(this.count / columnsOf(cell)) * cell <= height;
     let cell = largest;
-    while (cell > SMALLEST && Math.ceil(this.count / columnsOf(cell)) * cell > height) cell--;
-    return { cell, columns: columnsOf(cell) }; // the smallest may need more rows than fit: the map scrolls
+    while (cell > SMALLEST && !fits(cell)) cell--;
+    return { cell, columns: Math.max(1, columnsOf(cell)) }; // the smallest may need more rows than fit: the map scrolls
   }
 
   drawAll(memory) {

@@ -30,6 +30,7 @@ export class Tables {
   /** Whether the panel is in view. */
   want(isWanted) {
     this.isWanted = isWanted;
+    if (isWanted) this.draw();
     if (isWanted && !this.isAsking) this.poll();
   }
 
@@ -68,6 +69,8 @@ export class Tables {
     this.empty.hidden = !isEmpty;
     this.stage.hidden = isEmpty;
     this.width ||= this.stage.clientWidth;
+    const isLate = isEmpty && this.view()?.meta.running > 0;
+    setText(this.empty, isLate ? "Waiting for the page tables." : "No request runs.");
     if (isEmpty) return setText(this.caption, "");
     const more = this.total > MOST_ROWS ? `${MOST_ROWS} of ${format.count(this.total)}; ` : "";
     const when = this.view()?.isLive ? "" : "as they are now, not at the moment shown; ";
