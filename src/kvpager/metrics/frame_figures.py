@@ -37,6 +37,7 @@ def figures_of(snapshot: Snapshot, layout: KVLayout, rate: Rate, deeds: Sequence
             kind.name.lower(): {"pages": count.pages, "seconds": round(count.seconds, 6)}
             for kind, count in cache.faults.items()
         },
+        "migrations": _migrations(cache),
         "preemptions": engine.preemptions,
         "evictions": _evictions(cache),
         "rates": {name: round(value, 4) for name, value in asdict(rate).items()},
@@ -92,6 +93,17 @@ def _lower(cache: CacheStatistics) -> list[dict[str, Any]]:
             "state": tier.state,
         }
         for tier in cache.tiers
+    ]
+
+
+def _migrations(cache: CacheStatistics) -> list[dict[str, Any]]:
+    """Pages that moved, by tier: ``demoted`` into it from above, ``promoted`` from it to the device."""
+    moves = cache.migration
+    kinds = [] if moves is None else [(tier.name, tier.usage.kind) for tier in cache.tiers]
+    return [
+        {"tier": name, "demoted": moves.demoted.get(kind, 0), "promoted": moves.promoted.get(kind, 0)}
+        for name, kind in kinds
+        if moves is not None
     ]
 
 
