@@ -41,7 +41,7 @@ class Collect:
     """Translates at once. ``wire``: what would have been sent."""
 
     wants_content = has_room = True
-    wants_uses = False
+    wants_uses = wants_new = False
 
     def __init__(self, layout: KVLayout, form: Form = Form.MAPS, **options: int) -> None:
         self.translator = Translator(layout, form, **options)

@@ -63,7 +63,7 @@ class KVEventPublisher:
     """
 
     wants_content = True
-    wants_uses = False
+    wants_uses = wants_new = False
 
     def __init__(
         self,
