@@ -17,7 +17,7 @@ from rich.console import Console
 from kvpager.cli import top
 from kvpager.cli.top_lines import format_line, summary
 from kvpager.cli.top_source import Address, FrameSource, ServerAway, read_address
-from kvpager.cli.top_view import LiveTop, TopView, map_lines, paint_of_cells
+from kvpager.cli.top_view import LiveTop, TopView, map_lines, paint_of_cells, recent_of
 from kvpager.metrics.block_view import BlockView
 from kvpager.metrics.frames import Frame
 from tests.cli.conftest import Call
@@ -74,6 +74,7 @@ FIGURES: dict[str, Any] = {
     "tiers": [TIER, {**TIER, "name": "host", "capacity_bytes": 0, "state": "failing since 3 s"}],
     "prefix": {"prompt_tokens": 40, "hit_tokens": 10, "by_tier": {"device": 10}},
     "faults": {kind: {"pages": 7, "seconds": 0.1} for kind in ("demand", "minor", "major", "copy_on_write")},
+    "migrations": [{"tier": "host", "demoted": 6, "promoted": 5}],
     "preemptions": 3,
     "evictions": 2,
     "rates": {"tokens_per_second": 88.25, "hit_rate": 0.25, "faults_per_second": 1.5},
@@ -313,9 +314,15 @@ def test_a_line_has_what_matters() -> None:
 
 def test_the_picture_has_every_part() -> None:
     shown = drawn(TopView(later(FRAME, alerts=[ALERT])))
-    for part in ("tiny", "device", "host", "failing since 3 s", "CRITICAL", "cmpl-abc", "5/20", "demand fault 2"):
+    for part in ("tiny", "device", "host", "failing since 3 s", "CRITICAL", "cmpl-abc", "5/20", "host 6 down, 5 up"):
         assert part in shown
     assert "lost it" in drawn(TopView(FRAME, "lost it"))
+
+
+def test_what_happened_lately_is_shown_for_a_while() -> None:
+    frames = [later(FRAME), FRAME]
+    assert "demand fault 2 (device)" in drawn(TopView(FRAME))
+    assert "demand fault 4 (device)" in drawn(TopView(FRAME, recent=recent_of(frames)))
 
 
 def test_nothing_that_a_client_chose_can_move_the_cursor_or_use_markup() -> None:
@@ -331,13 +338,18 @@ def test_nothing_that_a_client_chose_can_move_the_cursor_or_use_markup() -> None
 
 def test_a_map_of_small_pools_has_a_cell_for_each_block() -> None:
     assert paint_of_cells(BLOCKS, 1).tolist() == [8, 8, 3, 4, 1, 2, 0, 0]
-    assert [line.plain for line in map_lines(BLOCKS, 8, 4, plain=True)] == [" DD#?:~.."]
-    assert [line.plain for line in map_lines(BLOCKS, 4, 4, plain=False)] == [" ▀▀▀▀"]
-    (line,) = map_lines(BLOCKS, 8, 4, plain=False)
+    assert [line.plain for line in map_lines(BLOCKS, 8, 1, plain=True)] == [" DD#?:~.."]
+    assert [line.plain for line in map_lines(BLOCKS, 4, 1, plain=False)] == [" ▀▀▀▀"]
+    (line,) = map_lines(BLOCKS, 8, 1, plain=False)
     assert len(line.spans) == 6  # the first two cells look alike, and the last two
 
 
-@pytest.mark.parametrize("num_blocks", [1, 7, 1000, 100_000])
+def test_cells_of_small_pools_are_wide() -> None:
+    assert [line.plain for line in map_lines(BLOCKS, 8, 2, plain=True)] == [" DDDD##??", " ::~~...."]
+    assert map_lines(BLOCKS, 100, 9, plain=True)[0].plain == " DDDDDDDD####????::::~~~~........"
+
+
+@pytest.mark.parametrize("num_blocks", [1, 7, 59, 61, 1000, 100_000])
 def test_a_map_fits_whatever_the_pool(num_blocks: int) -> None:
     state = np.ones(num_blocks, np.uint8)
     blocks = BlockView(state, np.full(num_blocks, 5, np.uint16), state, state)

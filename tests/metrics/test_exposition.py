@@ -1,5 +1,7 @@
 """What a scrape gets: text that parses, every metric of the table, nothing that goes down or names anybody."""
 
+import shutil
+import subprocess
 from collections.abc import Iterator
 
 import pytest
@@ -158,3 +160,19 @@ def test_a_counter_of_the_table_is_one_in_the_text(requests: RequestMetrics) -> 
     for name, family in _plain(requests, tiers=(tier(TierKind.DISK),), migration=migration()).items():
         if family.type == "counter" and name.startswith("kvpager_"):
             assert BY_NAME[f"{name}_total"].kind is MetricKind.COUNTER
+
+
+@pytest.mark.skipif(
+    shutil.which("promtool") is None, reason="promtool is not installed (Debian's package is prometheus)"
+)
+@pytest.mark.parametrize("vllm_model", [None, "m"], ids=["ours", "with vLLM's"])
+def test_promtool_finds_nothing_to_say_about_our_text(requests: RequestMetrics, vllm_model: str | None) -> None:
+    shown = snapshot(tiers=(tier(failures={"EIO": 1}),), migration=migration())
+    body = Exposition(requests).render(shown, now=0.0, vllm_model=vllm_model).body
+
+    def check(text: bytes) -> str:
+        done = subprocess.run(["promtool", "check", "metrics"], input=text, capture_output=True, timeout=60)
+        return (done.stdout + done.stderr).decode()
+
+    assert [line for line in check(body).splitlines() if line.startswith("kvpager_")] == []
+    assert "kvpager_wrong" in check(body + b"# TYPE kvpager_wrong_ms counter\nkvpager_wrong_ms 1\n")  # the control

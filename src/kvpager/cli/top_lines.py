@@ -80,6 +80,7 @@ def summary(frame: "Frame") -> list[str]:
         f"blocks    {blocks_in_words(now['pool'])}",
         *(f"tier      {tier_in_words(tier)}" for tier in now["tiers"]),
         f"faults    {faults_in_words(now)}",
+        f"moves     {migrations_in_words(now)}",
         f"pressure  {now['evictions']} pages dropped, {now['preemptions']} preemptions",
         f"prefix    {prefix_in_words(now)}",
         f"paged     {contiguous_in_words(now['contiguous'])}",
@@ -110,6 +111,15 @@ def tier_in_words(tier: dict[str, Any]) -> str:
 
 def faults_in_words(now: dict[str, Any]) -> str:
     return "   ".join(f"{words} {now['faults'][kind]['pages']}" for kind, words in FAULTS.items())
+
+
+def migrations_in_words(now: dict[str, Any]) -> str:
+    return (
+        "   ".join(
+            f"{printable(each['tier'], 12)} {each['demoted']} down, {each['promoted']} up" for each in now["migrations"]
+        )
+        or "no tier below the device"
+    )
 
 
 def prefix_in_words(now: dict[str, Any]) -> str:

@@ -5,6 +5,8 @@ in the colour of what most of them are: a request's own, white where requests sh
 moving, dark where free.
 """
 
+from collections import deque
+from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
@@ -20,6 +22,7 @@ from kvpager.cli.top_lines import (
     blocks_in_words,
     contiguous_in_words,
     faults_in_words,
+    migrations_in_words,
     prefix_in_words,
 )
 from kvpager.config import format_size
@@ -31,10 +34,15 @@ _FREE, _CACHED, _MOVING, _SHARED, _NOBODYS = range(5)
 _PAINTS = ("#2b2b2b", "#6c6c6c", "#b8b8b8", "#ffffff", "#808000", *COLOURS)
 _LETTERS = ".:~#?" + "ABCDEFGHIJKL"  # for terminals without colour or block characters
 _FIRST_OWNER = 5
+_NOTHING = -1  # beyond the last cell
 _MAP_ROWS = (4, 16)
 _OTHER_ROWS = 22  # of the terminal, that the rest takes at most
 _MOST_REQUESTS = 10
+_RECENT_SECONDS = 3.0
+_WIDEST = 4  # characters of a cell, where the pool is small
 _SEVERITIES = {"critical": "bold white on red", "warning": "bold black on yellow"}
+
+Recent = dict[tuple[str, str], int]  # pages by kind and tier
 
 
 class LiveTop:
@@ -42,15 +50,17 @@ class LiveTop:
 
     def __init__(self, console: Console) -> None:
         self._live = Live(console=console, screen=True, auto_refresh=False, transient=True)
-        self._last: Frame | None = None
+        self._latest: deque[Frame] = deque()
 
     def show(self, frame: Frame) -> None:
-        self._last = frame
-        self._live.update(TopView(frame), refresh=True)
+        self._latest.append(frame)
+        while frame.time - self._latest[0].time > _RECENT_SECONDS:
+            self._latest.popleft()
+        self._live.update(TopView(frame, recent=recent_of(self._latest)), refresh=True)
 
     def lost(self, why: str) -> None:
-        assert self._last is not None, "a server that never was there is not waited for"
-        self._live.update(TopView(self._last, f"{why}; trying again"), refresh=True)
+        assert self._latest, "a server that never was there is not waited for"
+        self._live.update(TopView(self._latest[-1], f"{why}; trying again"), refresh=True)
 
     def __enter__(self) -> "LiveTop":
         self._live.__enter__()
@@ -61,10 +71,12 @@ class LiveTop:
 
 
 class TopView:
-    """A frame as something that rich can print. ``trouble``: what is the matter, above all else."""
+    """A frame as something that rich can print. ``trouble``: what is the matter, above all else. ``recent``: what
+    happened lately, if not only what the frame says."""
 
-    def __init__(self, frame: Frame, trouble: str = "") -> None:
+    def __init__(self, frame: Frame, trouble: str = "", recent: Recent | None = None) -> None:
         self._frame, self._trouble = frame, trouble
+        self._recent = recent_of([frame]) if recent is None else recent
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         now = self._frame.figures
@@ -79,7 +91,7 @@ class TopView:
             Text(),
             *map_lines(self._frame.blocks, max(8, options.max_width - 2), rows, plain=plain),
             Text(f" {blocks_in_words(now['pool'])}", style="grey70", no_wrap=True),
-            _figures(now),
+            _figures(now, self._recent),
             _requests(now),
         )
 
@@ -127,23 +139,24 @@ def _tiers(tiers: list[dict[str, Any]]) -> RenderableType:
 
 def map_lines(blocks: BlockView, columns: int, rows: int, *, plain: bool) -> list[Text]:
     """At most ``rows`` lines of ``columns`` characters. ``plain``: letters, one cell each."""
-    per_row = 1 if plain else 2
-    each = max(1, -(-len(blocks) // (columns * rows * per_row)))
+    rows_of_cells = rows if plain else 2 * rows
+    each = max(1, -(-len(blocks) // (columns * rows_of_cells)))
     cells = paint_of_cells(blocks, each)
-    height = -(-len(cells) // columns)
-    if plain:
-        lines = [cells[start : start + columns] for start in range(0, len(cells), columns)]
-        return [Text(" " + "".join(_LETTERS[paint] for paint in line.tolist()), no_wrap=True) for line in lines]
-    padded = np.full((height + height % 2) * columns, -1)
+    width = max((w for w in range(2, _WIDEST + 1) if len(cells) <= rows * (columns // w)), default=1)
+    in_row = columns // width
+    padded = np.full(-(-len(cells) // (2 * in_row)) * 2 * in_row, _NOTHING)
     padded[: len(cells)] = cells
-    grid = padded.reshape(-1, columns)
+    grid = np.repeat(padded.reshape(-1, in_row), width, axis=1)
+    if plain:
+        shown = ["".join(_LETTERS[paint] for paint in row.tolist() if paint != _NOTHING) for row in grid]
+        return [Text(f" {row}", no_wrap=True) for row in shown if row]
     return [_line(upper.tolist(), lower.tolist()) for upper, lower in zip(grid[::2], grid[1::2], strict=True)]
 
 
 def _line(upper: list[int], lower: list[int]) -> Text:
     """Two rows of cells as one of characters; equal neighbours go out together."""
     text = Text(" ", no_wrap=True)
-    pairs = [*zip(upper, lower, strict=True), (-2, -2)]
+    pairs = [*zip(upper, lower, strict=True), (_NOTHING, 0)]
     start = 0
     for at, pair in enumerate(pairs):
         if pair != pairs[start]:
@@ -175,20 +188,31 @@ def paint_of_cells(blocks: BlockView, each: int) -> np.ndarray:
 # -- figures and requests ------------------------------------------------------------------------------------------
 
 
-def _figures(now: dict[str, Any]) -> RenderableType:
+def _figures(now: dict[str, Any], recent: Recent) -> RenderableType:
     table = Table.grid(padding=(0, 2))
     table.add_column(style="grey70", no_wrap=True, min_width=9)
     table.add_column(no_wrap=True)
     table.add_row(" faults", Text(f"{faults_in_words(now)}   {now['rates']['faults_per_second']:.1f} a second"))
+    table.add_row(" moves", Text(migrations_in_words(now)))
     table.add_row(" pressure", Text(f"{now['evictions']} pages dropped   {now['preemptions']} preemptions"))
     table.add_row(" prefix", Text(prefix_in_words(now)))
     table.add_row(" paged", Text(contiguous_in_words(now["contiguous"])))
-    table.add_row(" just now", Text(_just_now(now["activity"])))
+    table.add_row(" just now", Text(_in_words(recent)))
     return table
 
 
-def _just_now(activity: list[dict[str, Any]]) -> str:
-    shown = [f"{each['kind'].replace('_', ' ')} {each['pages']} ({printable(each['tier'], 12)})" for each in activity]
+def recent_of(frames: Iterable[Frame]) -> Recent:
+    """What happened in these frames, pages by kind and tier."""
+    recent: Recent = {}
+    for frame in frames:
+        for deed in frame.figures["activity"]:
+            at = deed["kind"], deed["tier"]
+            recent[at] = recent.get(at, 0) + deed["pages"]
+    return recent
+
+
+def _in_words(recent: Recent) -> str:
+    shown = [f"{kind.replace('_', ' ')} {pages} ({printable(tier, 12)})" for (kind, tier), pages in recent.items()]
     return "   ".join(shown) or "-"
 
 

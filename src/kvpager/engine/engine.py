@@ -176,6 +176,10 @@ class Engine:
         """Token ids of a prompt. Texts go through the tokenizer, with its special tokens."""
         return self._intake.encode(prompt)
 
+    def longest(self, attend: Attend | str | None = None) -> int:
+        """Tokens that a request may have, prompt and output together, if it attends like that."""
+        return self._intake.longest(self._opening.attend_of(attend))
+
     def _check_open(self) -> None:
         if not self._is_open:
             raise ConfigError("this engine is closed; open another one")

@@ -16,6 +16,8 @@ from kvpager.engine.scheduler_view import SchedulerView
 from kvpager.engine.statistics import StartCounts
 from kvpager.types import TierKind
 
+_MOST_USABLE = 1024  # ways to attend that are remembered as possible
+
 
 class Opening:
     """Of one engine. ``chunk``: as of Limits. ``attend``: of requests that say nothing themselves, in words."""
@@ -37,7 +39,8 @@ class Opening:
             return EXACT
         if found not in self._usable:
             make_state(self._cache.layout, found, 1)
-            self._usable.add(found)
+            if len(self._usable) < _MOST_USABLE:  # clients choose the numbers
+                self._usable.add(found)
         return found
 
     def open(self, branch: Branch, admission: Admission, came_up: Mapping[int, TierKind]) -> None:

@@ -31,7 +31,7 @@ from kvpager.server.start_block import Start, describe_start
 from kvpager.server.status_line import status_line
 
 _log = logging.getLogger(__name__)
-_SWITCH_SECONDS = 0.001  # that one thread of Python computes while another wants to; see docs/log.md
+_SWITCH_SECONDS = 0.0005  # that one thread computes while another wants to: each write to a socket may wait so long
 _KEEP_ALIVE_SECONDS = 75  # of an idle connection: longer than the 60 s of usual proxies, so that these close first
 _FLUSH_SECONDS = 5  # for the last bytes of answers once all have ended
 _MAX_HEADER_BYTES = 64 << 10  # of a request whose headers do not end

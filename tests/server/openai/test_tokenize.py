@@ -64,6 +64,31 @@ def test_what_is_no_text_and_no_token_is_refused(
     assert (response.status_code, response.json()["error"]["param"]) == (400, param)
 
 
+def test_a_text_far_beyond_the_context_is_refused_before_all_of_it_is_tokenized(
+    client: httpx.Client, server: Serving, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tokenizer, seen = server.engine.tokenizer, 0
+    encode = tokenizer.encode
+
+    def counting(text: str, **options: Any) -> Any:
+        nonlocal seen
+        seen += len(text)
+        return encode(text, **options)
+
+    monkeypatch.setattr(tokenizer, "encode", counting)
+    text = "0123456789" * 100_000
+    for route, body in (
+        ("completions", {"prompt": text}),
+        ("chat/completions", {"messages": [{**TALK[0], "content": text}]}),
+    ):
+        error = client.post(f"/v1/{route}", json=body).json()["error"]
+        assert error["code"] == "context_length_exceeded"
+    assert seen < len(text) / 2
+    assert client.post("/tokenize", json={"prompt": text}).status_code == 400
+    fits = client.post("/tokenize", json={"prompt": text[:200_000]}).json()
+    assert fits["tokens"] == encode(text[:200_000])
+
+
 # -- templates --------------------------------------------------------------------------------------------------------
 
 

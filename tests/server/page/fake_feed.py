@@ -101,7 +101,8 @@ def create_app(feed: Feed) -> FastAPI:
         now = feed.memory.now
         steps = [("device", "written"), ("host", "copied"), ("device", "came back")]
         journey = [{"time": now - 30 + 8 * i, "tier": tier, "what": what} for i, (tier, what) in enumerate(steps)]
-        return JSONResponse({"key": f"{block:016x}", "journey": journey})
+        where = {"block": block, "state": "used", "key": f"{block:016x}", "also_in": ["host"]}
+        return JSONResponse(where | {"journey": journey})
 
     @app.get("/v1/kv/trace")
     async def trace() -> Response:

@@ -79,7 +79,7 @@ def test_a_click_follows_a_page_through_the_tiers(browser: Browser, still: Serve
     assert "Block 130" in browser.text("#inspector")
     assert f"{130:016x}" in browser.text("#inspector")
     steps = browser.run("return [...document.querySelectorAll('.journey li span')].map((each) => each.textContent)")
-    assert steps == ["came back, device", "copied, host", "written, device"]
+    assert steps == ["device came back", "host copied", "device written"]
     browser.find("#sheet").send_keys(Keys.ESCAPE)
     browser.until(lambda: browser.run("return document.querySelectorAll('.journey li').length") == 0)
 

@@ -15,9 +15,8 @@ from contextlib import contextmanager
 
 from fastapi import Request
 
-from kvpager.metrics.frame_figures import Look
 from kvpager.metrics.frame_history import FrameHistory
-from kvpager.metrics.frame_taker import FrameTaker
+from kvpager.metrics.frame_taker import FrameTaker, Look
 from kvpager.metrics.frames import Encoded, Frame
 from kvpager.server.engine_thread import EngineGone, EngineThread
 from kvpager.server.errors import ApiError

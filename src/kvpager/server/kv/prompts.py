@@ -35,10 +35,11 @@ async def tokens_of(service: Service, body: PromptFields) -> Tokens:
     """Raises ApiError."""
     if (body.prompt is None) == (body.messages is None):
         raise ApiError(400, "give either prompt or messages", param="prompt")
+    most = service.engine.max_request_tokens
     if body.prompt is not None:
         if len(body.prompt) != 1:
             raise ApiError(400, "prompt: give one text or one list of token ids here", param="prompt")
-        tokens = await encode_prompt(service, body.prompt[0], add_special_tokens=True, param="prompt")
+        tokens = await encode_prompt(service, body.prompt[0], add_special_tokens=True, limit=most, param="prompt")
     else:
         tokens = await encode_conversation(
             service,
@@ -48,8 +49,8 @@ async def tokens_of(service: Service, body: PromptFields) -> Tokens:
                 dict(body.chat_template_kwargs or {}),
                 add_generation_prompt=body.add_generation_prompt is True,
             ),
+            limit=most,
         )
-    most = service.engine.max_request_tokens
     if len(tokens) > most:
         raise ApiError(400, f"at most {most} tokens fit, but these are {len(tokens)}", param="prompt")
     return tokens

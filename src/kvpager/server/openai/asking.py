@@ -4,7 +4,6 @@ import secrets
 
 from fastapi import Request
 
-from kvpager.config.attend import Attend, parse_attend
 from kvpager.engine.guide import Guide
 from kvpager.engine.sampling_params import Sampling
 from kvpager.errors import ConfigError
@@ -20,6 +19,14 @@ from kvpager.server.tenant import check_priority, scope_for, tenant_of
 def new_id(kind: str) -> str:
     """Of an answer. Ours alone: two clients that give one id for two requests disturb nobody."""
     return f"{kind}-{secrets.token_hex(12)}"
+
+
+def limit_of(service: Service, body: GenerationFields) -> int:
+    """Tokens that the prompt and what is generated may have together. Raises ApiError."""
+    try:
+        return service.engine.longest(body.attend)
+    except ConfigError as error:
+        raise ApiError(400, f"attend: {error}", param="attend") from None
 
 
 def ask_of(
@@ -42,18 +49,9 @@ def ask_of(
         sampling,
         priority=priority,
         scope=scope_for(tenant, body.cache_salt),
-        attend=_attend_of(body.attend),
+        attend=body.attend,
         label=label,
         guide=None if guide is None else guide.fork(),
         session=session_of(request),
         traceparent=request.headers.get("traceparent", ""),
     )
-
-
-def _attend_of(text: str | None) -> Attend | None:
-    if text is None:
-        return None
-    try:
-        return parse_attend(text)
-    except ConfigError as error:
-        raise ApiError(400, f"attend: {error}", param="attend") from None

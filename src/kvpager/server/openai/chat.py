@@ -8,7 +8,7 @@ from fastapi import APIRouter, Depends, Request
 from fastapi.responses import JSONResponse, Response
 
 from kvpager.server.openai.agreement import check_chat
-from kvpager.server.openai.asking import ask_of, new_id
+from kvpager.server.openai.asking import ask_of, limit_of, new_id
 from kvpager.server.openai.chat_choices import ChatChoices, with_text
 from kvpager.server.openai.chat_request import ChatRequest
 from kvpager.server.openai.encoding import encode_conversation, tokenizer_of, tokens_left
@@ -30,8 +30,9 @@ router = APIRouter(route_class=StrictRoute)
 async def chat(request: Request, body: ChatRequest, service: Annotated[Service, Depends(service_of)]) -> Response:
     check_chat(body)
     model = check_model(service, body.model)
-    prompt = await encode_conversation(service, conversation_of(body))
-    most = tokens_left(service, prompt, body.most_tokens, param="messages")
+    limit = limit_of(service, body)
+    prompt = await encode_conversation(service, conversation_of(body), limit=limit)
+    most = tokens_left(prompt, body.most_tokens, limit=limit, param="messages")
     logprobs = (body.top_logprobs or 0) if body.logprobs else None
     sampling = sampling_of(service, body, max_tokens=most, logprobs=logprobs)
     call = call_schema(body.tools or [], body.tool_choice)

@@ -10,7 +10,7 @@ from fastapi import APIRouter, Depends, Request
 from fastapi.responses import JSONResponse, Response
 
 from kvpager.server.openai.agreement import check_completion
-from kvpager.server.openai.asking import ask_of, new_id
+from kvpager.server.openai.asking import ask_of, limit_of, new_id
 from kvpager.server.openai.completion_choices import CompletionChoices, echo_of, with_text
 from kvpager.server.openai.completion_request import CompletionRequest
 from kvpager.server.openai.encoding import Tokens, encode_prompt, tokenizer_of, tokens_left
@@ -33,11 +33,14 @@ async def complete(
     check_completion(body)
     model = check_model(service, body.model)
     tokenizer = tokenizer_of(service)
-    encode = partial(encode_prompt, service, add_special_tokens=body.add_special_tokens is not False, param="prompt")
+    limit = limit_of(service, body)
+    encode = partial(
+        encode_prompt, service, add_special_tokens=body.add_special_tokens is not False, limit=limit, param="prompt"
+    )
     prompts = await asyncio.gather(*(encode(prompt) for prompt in body.prompt))
     most = body.most_tokens
     for prompt in prompts:
-        tokens_left(service, prompt, most, param="prompt")
+        tokens_left(prompt, most, limit=limit, param="prompt")
     sampling = sampling_of(
         service,
         body,

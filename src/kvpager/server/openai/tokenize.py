@@ -19,6 +19,8 @@ from kvpager.server.openai.templates import Conversation, render
 from kvpager.server.openai.tools import Tool
 from kvpager.server.service import Service, service_of
 
+_MOST_TOKENS = 1 << 18  # that are told of a text, though the context may be shorter
+
 router = APIRouter(route_class=StrictRoute)
 _Service = Annotated[Service, Depends(service_of)]
 
@@ -61,7 +63,9 @@ async def tokenize(body: TokenizeRequest, service: _Service) -> dict[str, Any]:
     else:
         text = await render(tokenizer, _conversation(body, body.messages), service.off_loop)
     add_special_tokens = body.messages is None if body.add_special_tokens is None else body.add_special_tokens
-    tokens = await encode_text(service, text, add_special_tokens=add_special_tokens)
+    param = "prompt" if body.messages is None else "messages"
+    most = max(_MOST_TOKENS, service.engine.max_request_tokens)
+    tokens = await encode_text(service, text, add_special_tokens=add_special_tokens, param=param, limit=most)
     found: dict[str, Any] = {"count": len(tokens), "max_model_len": service.engine.max_request_tokens}
     found["tokens"] = list(tokens)
     if body.return_token_strs:

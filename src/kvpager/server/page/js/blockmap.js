@@ -7,9 +7,10 @@ import { fitCanvas, themeValue } from "./dom.js";
 import { LEVELS, LOOK_CACHED, LOOK_FREE, LOOK_NO_OWNER, Sprites } from "./sprites.js";
 
 const SMALLEST = 2; // device pixels
-const LARGEST = 28; // of the page
+const LARGEST = 44; // of the page
 const MARGIN = 4; // of the overlay around the map, so that a ring at the edge is whole; as in map.css
-const PERIODS = [16, 8, 4, 1]; // rows are multiples of the first that costs no room: addresses are easy to count
+const PERIODS = [32, 16, 8, 4, 1]; // rows are multiples of the first of these that costs little room: easy to count
+const WORTH = 0.9; // of the largest cells
 
 export class BlockMap {
   constructor(canvas, overlay, colouring) {
@@ -43,16 +44,21 @@ export class BlockMap {
     this.drawAll(memory);
   }
 
-  /** The largest cells that fit; rows as round as they may be without making the cells smaller. */
+  /** The largest cells that fit, or a little smaller ones if rows can be round then. */
   fit(width, height, largest) {
-    for (this.cell = largest; this.cell >= SMALLEST; this.cell--) {
-      const most = Math.max(1, Math.floor(width / this.cell));
-      for (const period of PERIODS) {
-        this.columns = most > period ? most - (most % period) : most;
-        if (Math.ceil(this.count / this.columns) * this.cell <= height) return;
-      }
-    }
-    this.cell = SMALLEST; // more rows than fit: the map scrolls
+    const fits = PERIODS.map((period) => this.largestCell(width, height, largest, period));
+    const most = fits[fits.length - 1].cell; // with rows of any length
+    const chosen = fits.find(({ cell }) => cell >= most * WORTH);
+    this.cell = chosen.cell;
+    this.columns = chosen.columns;
+  }
+
+  largestCell(width, height, largest, period) {
+    const columnsOf = (cell) => Math.floor(width / cell / period) * period; // 0 where there is no room for one period
+    const fits = (cell) => Math.ceil(this.count / columnsOf(cell)) * cell <= height;
+    let cell = largest;
+    while (cell > SMALLEST && !fits(cell)) cell--;
+    return { cell, columns: Math.max(1, columnsOf(cell)) }; // the smallest may need more rows than fit: the map scrolls
   }
 
   drawAll(memory) {

@@ -64,7 +64,7 @@ function spark(node) {
 }
 
 function line(path, window, time, read, top = null) {
-  if (window.length < 3) return path.setAttribute("d", "");
+  if (window.length < 3 || time - window[0].time < SPARK_SECONDS / 10) return path.setAttribute("d", "");
   const step = Math.max(1, Math.floor(window.length / SPARK_POINTS));
   let most = top ?? 0;
   if (top === null) for (const sample of window) most = Math.max(most, read(sample));

@@ -21,6 +21,7 @@ export class Follow {
     this.key = null;
     this.journey = null;
     this.note = "";
+    this.alsoIn = [];
     this.text = null;
     this.release.hidden = block === null;
     this.map.mark(this.view()?.memory, { followed: block });
@@ -48,14 +49,20 @@ export class Follow {
     if (round === this.round) this.show();
   }
 
-  take({ key, journey }) {
+  take({ key, journey, state, also_in: alsoIn }) {
+    this.alsoIn = alsoIn ?? [];
     if (this.key && key !== this.key) {
       this.note = "The page has left: the block holds something else now.";
       return;
     }
     this.key = key;
     this.journey = journey ?? [];
-    this.note = this.journey.length ? "" : "It has not moved yet: a page can be followed once it is full and findable.";
+    this.note = this.journey.length ? "" : this.words(state);
+  }
+
+  words(state) {
+    if (state === "free") return "Nothing lies here now.";
+    return this.key ? "It has not moved since it was written." : "It can be followed once it is full and findable.";
   }
 
   /** Also after each frame. Rebuilds only what says something new. */
@@ -69,9 +76,10 @@ export class Follow {
     if (this.block >= view.memory.count) return;
     const known = describe(this.block, view, this.pageOfBlock());
     const tiers = (view.meta.tiers ?? []).map((tier) => tier.name);
-    const text = JSON.stringify([known, this.key, this.journey, this.note, tiers]);
+    const text = JSON.stringify([known, this.key, this.journey, this.note, this.alsoIn, tiers]);
     if (text === this.text) return;
     this.text = text;
+    if (this.alsoIn?.length) known.facts.push(["also in", this.alsoIn.join(", ")]);
     if (this.key) known.facts.push(["content", this.key]);
     const steps = (this.journey ?? []).slice(-60).reverse();
     this.body.replaceChildren(
@@ -85,6 +93,6 @@ export class Follow {
 
 function step({ time, tier, what }, tiers) {
   const index = Math.min(Math.max(tiers.indexOf(tier), 0), 3);
-  const words = what && tier ? `${what}, ${tier}` : what || tier;
-  return element("li", { class: `tier-${index}` }, element("time", {}, format.clock(time)), element("span", {}, words));
+  const words = element("span", {}, element("strong", {}, tier ?? ""), ` ${what ?? ""}`);
+  return element("li", { class: `tier-${index}` }, element("time", {}, format.clock(time)), words);
 }

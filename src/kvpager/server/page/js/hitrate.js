@@ -73,7 +73,7 @@ export class HitRate {
       ...this.size(),
       legend: { show: false },
       cursor: { show: false },
-      padding: [8, 4, 0, 0],
+      padding: [8, 26, 0, 0],
       scales: { x: { time: true, auto: false }, y: { auto: false, range: [0, 1] } },
       axes: [
         { ...axis, size: 26, space: 76, grid: { show: false }, values: (_, times) => times.map((time) => format.clock(time)) },

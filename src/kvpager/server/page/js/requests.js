@@ -35,7 +35,8 @@ export class Requests {
     }
     setText(name.lastChild, label(each));
     name.title = [each.request, each.session && `session ${each.session}`, each.attention !== "exact" && each.attention].filter(Boolean).join(" · ");
-    setText(state, each.is_slow ? `${each.state}, slow` : each.state);
+    setText(state, each.is_slow ? "slow" : each.state);
+    state.title = each.is_slow ? `${each.state}, slower than its neighbours` : "";
     const kind = each.is_slow ? "slow" : `state-${each.state}`;
     if (state.className !== kind) state.className = kind;
     const values = [each.prompt_tokens, each.prefix_tokens, each.generated, each.pages, each.shared_pages];

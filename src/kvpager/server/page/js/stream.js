@@ -4,10 +4,11 @@ import { readEvents } from "./sse.js";
 
 const FIRST_WAIT = 1000;
 const LONGEST_WAIT = 15000;
-const SILENCE = 12000; // frames come several times a second: longer silence is a lost line
+const SILENCE = 40000; // pings come every 15 s: longer silence is a lost line
+const LATE = 3000; // frames come several times a second, unless a step of the engine takes longer
 const GONE_AFTER = 4; // failures in a row
 
-/** States: connecting, live, reconnecting, gone, unauthorised, unavailable; `onState(state, words)`. */
+/** States: connecting, live, waiting (the line stands, the engine is busy), reconnecting, gone, unauthorised, unavailable; `onState(state, words)`. */
 export class Stream {
   constructor(url, { onFrame, onState }) {
     this.url = url;
@@ -32,6 +33,11 @@ export class Stream {
   async once() {
     const stop = (this.stop = new AbortController());
     let watchdog = setTimeout(() => stop.abort(), SILENCE);
+    let frameAt = performance.now();
+    const late = setInterval(() => {
+      const silent = performance.now() - frameAt;
+      if (silent > LATE) this.onState("waiting", `no frame for ${Math.round(silent / 1000)} s: the engine is busy`);
+    }, 1000);
     this.reason = "";
     try {
       const answer = await fetch(this.url, { signal: stop.signal, headers: { Accept: "text/event-stream" } });
@@ -44,6 +50,7 @@ export class Stream {
         if (event === "gone") return this.gone(data);
         if (event !== "frame") continue;
         this.failures = 0;
+        frameAt = performance.now();
         this.onFrame(data);
         this.onState("live", "live");
       }
@@ -52,6 +59,7 @@ export class Stream {
       return "failed";
     } finally {
       clearTimeout(watchdog);
+      clearInterval(late);
       stop.abort();
     }
   }

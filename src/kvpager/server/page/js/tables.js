@@ -30,6 +30,7 @@ export class Tables {
   /** Whether the panel is in view. */
   want(isWanted) {
     this.isWanted = isWanted;
+    if (isWanted) this.draw();
     if (isWanted && !this.isAsking) this.poll();
   }
 
@@ -67,9 +68,13 @@ export class Tables {
     const isEmpty = this.rows.length === 0;
     this.empty.hidden = !isEmpty;
     this.stage.hidden = isEmpty;
+    this.width ||= this.stage.clientWidth;
+    const isLate = isEmpty && this.view()?.meta.running > 0;
+    setText(this.empty, isLate ? "Waiting for the page tables." : "No request runs.");
     if (isEmpty) return setText(this.caption, "");
     const more = this.total > MOST_ROWS ? `${MOST_ROWS} of ${format.count(this.total)}; ` : "";
-    setText(this.caption, `${more}hatched: shared; arrow: copied on write`);
+    const when = this.view()?.isLive ? "" : "as they are now, not at the moment shown; ";
+    setText(this.caption, `${when}${more}hatched: shared; arrow: copied on write`);
     if (!this.width) return undefined;
     const { context, width, ratio } = fitCanvas(this.canvas, this.width, this.rows.length * ROW + 4);
     context.setTransform(ratio, 0, 0, ratio, 0, 0);
