@@ -140,12 +140,15 @@ def test_no_marker_in_logs_metrics_errors_or_names(
     def break_down(*_: object, **__: object) -> None:
         raise RuntimeError(f"can't read {PROMPT_MARKER}") from KeyError(SALT_MARKER)
 
-    with monkeypatch.context() as broken:
-        broken.setattr(type(server.engine.tokenizer), "encode", break_down)
-        inner = client.post("/v1/completions", json={"prompt": PROMPT_MARKER})
-    assert inner.status_code == 500
-    told.append(inner.text)
-    assert "RuntimeError at" in log.text  # the log says where, and it was listened to
+    for owner, name in ((type(server.engine.tokenizer), "encode"), (type(server.engine.runner), "forward")):
+        log.clear()
+        with monkeypatch.context() as broken:
+            broken.setattr(owner, name, break_down)
+            inner = client.post("/v1/completions", json={"prompt": PROMPT_MARKER})
+        assert inner.status_code == 500
+        assert "RuntimeError at" in log.text  # the log says where, and it was listened to
+        told += [inner.text, log.text]
+    assert client.post("/v1/completions", json={"prompt": PROMPT_MARKER}).status_code == 200
     told.append(client.get("/metrics").text)
     assert "kvpager_" in told[-1]
     told.append(client.get("/v1/kv/info").text)

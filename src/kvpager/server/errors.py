@@ -111,7 +111,8 @@ async def _answer_kvpager_error(request: Request, error: Exception) -> JSONRespo
     assert isinstance(error, KVPagerError)
     told = as_api_error(error)
     if told.status >= 500 and not isinstance(error, EngineGone):
-        _log.error("%s while answering %s %s", type(error).__name__, request.method, request.url.path)
+        route = getattr(request.scope.get("route"), "path", "an unknown route")  # the path itself is the client's
+        _log.error("%s while answering %s %s", type(error).__name__, request.method, route)
     return told.response()
 
 

@@ -1,5 +1,7 @@
 """/v1/kv/reset: what it drops, what it says of it, and who may."""
 
+from concurrent.futures import ThreadPoolExecutor
+
 import httpx
 
 from tests.server.kv.conftest import As
@@ -29,6 +31,27 @@ def test_it_drops_what_is_named_and_says_how_much(shared: Serving, speak_for: As
     assert again[0] == {"tier": "device", "pages": 0}
     assert cached_tokens(speak_for) == 0
     assert ops.post("/v1/completions", json=PROMPT).json()["choices"][0]["text"] == first
+
+
+def test_what_runs_goes_on(shared: Serving, speak_for: As) -> None:
+    ops = speak_for("ops")
+    bodies = [{"prompt": [seed] * 40, "max_tokens": 40, "temperature": 0} for seed in range(2, 8)]  # more than fit
+
+    def ask(body: dict[str, object]) -> str:
+        text: str = speak_for("team-a").post("/v1/completions", json=body).json()["choices"][0]["text"]
+        return text
+
+    alone = [ask(body) for body in bodies]
+    with ThreadPoolExecutor(len(bodies)) as pool:
+        running = [pool.submit(ask, body) for body in bodies]
+        resets = 0
+        while not all(each.done() for each in running):
+            assert ops.post("/v1/kv/reset", json={"tiers": ["device", "host", "disk"]}).status_code == 200
+            resets += 1
+        assert [each.result() for each in running] == alone
+    assert resets > 1
+    pool_now = ops.get("/v1/kv/info").json()["pool"]
+    assert pool_now["used"] == 0
 
 
 def test_nothing_is_dropped_by_mistake(shared: Serving, speak_for: As) -> None:
