@@ -14,12 +14,14 @@ from kvpager import ConfigError, DiskTier, HostTier, KVLayout, PagedCache, Scope
 from kvpager.cache.page_log import PageEvent, PageLog, What
 from kvpager.prefix.hashing import Media
 from kvpager.tiers.host import HostStore
-from kvpager.types import ContentKey, PageReason, TierKind
+from kvpager.types import ContentKey, NodeId, PageReason, TierKind
 from tests.cache.replayed import Replay, on_device, places, watched
+from tests.contracts.lower_tier import Watcher
 from tests.properties.paged_world import PagedWorld
 from tests.properties.world import SETTINGS, World
 from tests.simulation import world as simulation
 from tests.stamp import Stamp, T, prefill
+from tests.tiers.disk.pages import open_store, put
 from tests.tiers.remote.fakes import DictObjects, Hand, make_store
 
 LAYOUT = KVLayout(layers=1, kv_heads=1, head_dim=32, dtype="float32", page_size=4)
@@ -52,6 +54,27 @@ def test_the_device_is_what_its_log_says(setting: str, capacity: int, seed: int)
         world.run(name, dice.randint)
     assert (world.log.dropped > 0) <= (capacity == 2)
     world.finish()
+
+
+def test_a_log_that_misses_an_event_is_noticed() -> None:
+    dice = random.Random(3)
+    world = LoggedWorld("full", 1000)
+    detach = world.cache.index.detach
+
+    def detach_in_silence(block: int, why: PageReason = PageReason.EVICTED) -> NodeId:
+        world.cache.index.watcher, watcher = None, world.cache.index.watcher
+        left = detach(block, why)
+        world.cache.index.watcher = watcher
+        return left
+
+    world.cache.index.detach = detach_in_silence  # type: ignore[method-assign]
+
+    def run_all() -> None:
+        for name in SETTINGS["full"].operations(dice, 400):
+            world.run(name, dice.randint)
+
+    with pytest.raises(AssertionError):
+        run_all()
 
 
 class LoggedSimulation(simulation.World):
@@ -249,12 +272,28 @@ def test_a_page_with_wrong_content_is_gone() -> None:
         assert [(event.tier, event.reason) for event in gone] == [(HOST, PageReason.WRONG)]
 
 
+def test_a_reader_of_a_folder_tells_what_it_finds_anew(tmp_path: Path) -> None:
+    writer = open_store(tmp_path / "kv")
+    put(writer, 1, 2)
+    writer.sync()
+    reader, watcher = open_store(tmp_path / "kv", read_only=True), Watcher()
+    reader.watch(watcher)
+    assert len(watcher.keys) == 2
+    put(writer, 3)
+    writer.sync()
+    reader.refresh()
+    assert watcher.keys == {page.key for page in reader.pages()}
+    assert len(watcher.keys) == 3
+    reader.close()
+    writer.close()
+
+
 def test_a_remote_tier_tells_what_it_believes() -> None:
     clock = Hand()
     store = make_store(DictObjects(), clock, 64)
     told: list[tuple[str, PageReason]] = []
 
-    class Watcher:
+    class Noting:
         def stored(self, key: ContentKey, why: PageReason, slot: int, *_: object) -> None:
             told.append((f"+{key[0]}", why))
 
@@ -263,7 +302,7 @@ def test_a_remote_tier_tells_what_it_believes() -> None:
 
     keys = [ContentKey(bytes([each]) * 32) for each in range(3)]
     store.learn(keys[:1], [True])
-    store.watch(Watcher())  # type: ignore[arg-type]
+    store.watch(Noting())  # type: ignore[arg-type]
     store.learn(keys[1:], [True, False])
     store.learn(keys, [True, True, True])
     store.forget(keys[:1])

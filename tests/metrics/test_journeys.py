@@ -44,7 +44,7 @@ def test_both_bounds_hold() -> None:
 
     for time in range(10):
         take(0, time)
-    assert [stop.time for stop in journeys.of(keys[0])] == [6, 7, 8, 9]
+    assert [stop.time for stop in journeys.of(keys[0])] == [0, 7, 8, 9]
     take(0, 99.0, What.STORED, PageReason.FOUND)  # told anew: nothing has happened
     assert journeys.of(keys[0])[-1].time == 9
     for number in (1, 2, 0, 3):

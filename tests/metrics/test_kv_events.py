@@ -1,10 +1,12 @@
 """KV events on the wire: the documented format, and a subscriber that knows what the cache has, through gaps."""
 
+import json
 import random
 import socket
 import struct
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from pathlib import Path
 
 import pytest
 
@@ -14,6 +16,7 @@ from kvpager.metrics.kv_events import KVEventPublisher, check_endpoint
 from kvpager.metrics.kv_replay import ReplayBuffer
 from kvpager.metrics.kv_wire import Form, Translator, block_hash
 from kvpager.prefix.hashing import Media
+from kvpager.simulator.readers import read_trace
 from kvpager.types import ContentKey, TierKind
 from tests.cache.replayed import places
 from tests.stamp import Stamp, T, prefill
@@ -153,6 +156,23 @@ def test_remembered_token_ids_are_bounded() -> None:
         log.drain()
         assert [event["token_ids"] for event in collect.wire] == [T(1, 8), []]
         assert [len(event["block_hashes"]) for event in collect.wire] == [2, 2]
+
+
+@pytest.mark.parametrize("form", Form)
+def test_events_that_are_written_down_can_be_replayed(form: Form, tmp_path: Path) -> None:
+    """By the reader of vLLM's events: each line is a batch as it was sent, in JSON."""
+    lines = []
+    with collected(form=form, tiers=[HostTier(pages=16)]) as (cache, _, drained):
+        for time, last in enumerate((9, 17, 13)):
+            prefill(Stamp(cache), T(1, last)).free()
+            lines.append(json.dumps(msgpack.unpackb(msgpack.packb([10.0 * time, drained(), 0]))))
+            cache.clear_prefix()
+            lines.append(json.dumps([10.0 * time + 5, drained(), 0]))
+    file = tmp_path / "events.jsonl"
+    file.write_text("\n".join(lines))
+    trace = read_trace(file)
+    assert (trace.page_tokens, trace.skipped_lines) == (4, 0)
+    assert trace.num_pages.tolist() == [2, 4, 3]
 
 
 # -- sockets --------------------------------------------------------------------------------------------------------

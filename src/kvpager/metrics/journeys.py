@@ -1,7 +1,8 @@
-"""Where single pages have been: the last events of each page, of those that something happened to lately.
+"""Where single pages have been: the first event of each and the last ones, of those that something happened to lately.
 
 A page's journey is kept under its content key, so it goes on where the page comes back to the device after it was
-dropped. Both bounds hold: the oldest event of a page goes first, and the page that nothing has happened to for longest.
+dropped. Both bounds hold: of a page goes the oldest event but the first, which says where it came from; of all pages
+the one that nothing has happened to for longest.
 """
 
 from collections import OrderedDict
@@ -55,7 +56,7 @@ class Journeys:
                 past.append(event)
                 kept.move_to_end(key)
                 if len(past) > self._most_events:
-                    del past[0]
+                    del past[1]
 
     def of(self, key: ContentKey) -> list[Stop]:
         """The journey of a page, the oldest stop first; empty where nothing is known of it."""
