@@ -17,7 +17,7 @@ class Replay:
     wants_content = True
 
     def __init__(self, uses: bool = False) -> None:
-        self.wants_uses = uses
+        self.wants_uses = self.wants_new = uses
         self.has_room = True
         self.places: dict[TierKind, Places] = {}
         self.events: list[PageEvent] = []

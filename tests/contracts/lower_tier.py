@@ -13,7 +13,7 @@ import pytest
 from kvpager.checksum import checksum, copy_checksum
 from kvpager.errors import TierError, WrongContent
 from kvpager.tiers.tier import LowerTier, Page, Slot
-from kvpager.types import ContentKey
+from kvpager.types import ContentKey, PageReason
 
 PAGE_BYTES = 4096
 
@@ -29,6 +29,23 @@ def page(number: int) -> Page:
 
 def content(number: int, version: int = 0) -> np.ndarray:
     return np.random.default_rng([number, version]).integers(0, 256, PAGE_BYTES).astype(np.uint8)
+
+
+class Watcher:
+    """Keeps what a tier says can be found in it."""
+
+    def __init__(self) -> None:
+        self.keys: set[ContentKey] = set()
+
+    def stored(self, key: ContentKey, why: PageReason, *_: object, **__: object) -> None:
+        assert key not in self.keys, "it is said to come twice"
+        self.keys.add(key)
+
+    def removed(self, key: ContentKey, why: PageReason, slot: int) -> None:
+        self.keys.remove(key)
+
+    def cleared(self) -> None:
+        self.keys.clear()
 
 
 class LowerTierContract:
@@ -240,6 +257,24 @@ class LowerTierContract:
         assert tier.clear() == 0
         self.check(tier)
 
+    def test_a_watcher_is_told_what_is_there_comes_and_goes(self, tier: LowerTier) -> None:
+        self.store(tier, 1, 2, 3)
+        tier.forget([key(1)])
+        watcher = Watcher()
+        tier.watch(watcher)
+        assert watcher.keys == {key(2), key(3)}
+        self.store(tier, 1)
+        failed = self.begin_store(tier, 4)
+        assert watcher.keys == {key(1), key(2), key(3)}
+        tier.complete_store(failed, TierError("test"))
+        tier.forget([key(2), key(9)])
+        assert watcher.keys == {key(1), key(3)}
+        tier.clear()
+        assert watcher.keys == set()
+        tier.watch(None)
+        self.store(tier, 5)
+        assert watcher.keys == set()
+
     def test_touch_and_tick_change_no_content(self, tier: LowerTier) -> None:
         self.store(tier, 1, 2)
         tier.touch([key(2), key(1), key(7)])
@@ -275,6 +310,8 @@ class LowerTierContract:
         down: dict[int, Slot] = {}
         up: dict[int, Slot] = {}
         gone: set[int] = set()  # must not be there
+        watcher = Watcher()
+        tier.watch(watcher)
         for _ in range(1500):
             number = dice.randrange(24)
             what = dice.choice(("store", "store", "load", "load", "complete", "complete", "fail", "forget", "touch"))
@@ -299,6 +336,9 @@ class LowerTierContract:
                 tier.touch([key(number)])
             self.check(tier)
             assert not any(self.has(tier, sorted(gone)))
+            told = [key(number) in watcher.keys for number in range(24)]
+            assert told == self.has(tier, range(24)) or tier.statistics().state != "ok"
+            assert not any(told[number] for number in gone)
         assert tier.statistics().stored.pages > 100
         assert tier.statistics().loaded.pages > 50
 

@@ -8,8 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from kvpager.engine import Engine, FinishReason, Sampling
-from kvpager.engine import engine as engine_module
+from kvpager.engine import Engine, FinishReason, Sampling, choosing
 from kvpager.engine import setup as assembly
 from kvpager.errors import ConfigError, UnsupportedModel
 from kvpager.integrations.attention_function import NAME
@@ -156,9 +155,9 @@ def test_a_stream_with_a_damaged_row_ends_with_an_error_event(prompts: list[list
 def test_a_sampler_that_raises_leaves_no_branch_behind(
     monkeypatch: pytest.MonkeyPatch, engine: Engine, prompts: list[list[int]], n: int
 ) -> None:
-    original, fail = engine_module.sample, fails_at(1)
+    original, fail = choosing.sample, fails_at(1)
     requests = ask(engine, prompts, Sampling(max_tokens=NEW, n=n))
-    monkeypatch.setattr(engine_module, "sample", lambda *args: fail(original, *args))
+    monkeypatch.setattr(choosing, "sample", lambda *args: fail(original, *args))
     with pytest.raises(Broken):
         drive(engine)
     engine.check()

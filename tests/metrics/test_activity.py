@@ -88,6 +88,13 @@ def test_rates_are_means_over_the_last_seconds() -> None:
     assert seen.faults_per_second == 2
 
 
+def test_looks_further_apart_than_the_window_still_tell() -> None:
+    rates = Rates()
+    for at in (0, 5, 10):
+        seen = rates.now(snapshot(at, engine={"generated_tokens": 20 * at}))
+    assert seen.tokens_per_second == 20
+
+
 def test_after_a_pause_rates_begin_anew() -> None:
     rates = Rates()
     rates.now(snapshot(1))

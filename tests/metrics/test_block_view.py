@@ -9,6 +9,8 @@ from kvpager.cache.sequence import Sequence
 from kvpager.memory.block import BlockState
 from kvpager.memory.layout import KVLayout, LayerSpec
 from kvpager.metrics.block_view import MAX_OWNER, NOBODY, BlockView, OwnerNumbers, view_pool
+from tests.cache.paged import open_limited, over_host
+from tests.stamp import T
 
 PAGE = 4
 PLAIN = KVLayout(layers=1, kv_heads=1, head_dim=8, dtype="bfloat16", page_size=PAGE)
@@ -133,6 +135,17 @@ def test_the_view_does_not_change_with_the_pool() -> None:
         assert before.is_same(again)
         assert not after.is_same(before)
         assert len(after.changes_since(before)) == 2
+
+
+def test_pages_below_the_device_are_counted_and_own_no_block() -> None:
+    with over_host(num_blocks=8) as stamp:
+        seq = open_limited(stamp, T(1, 121), limit=5, chunk=8)
+        seen = view_pool(stamp.cache, [seq], [6])
+        resident = int((seen.blocks.owner == 6).sum())
+        assert seen.pages.blocks == [resident]
+        assert seen.pages.below == [stamp.cache.paging.num_non_resident(seq)]
+        assert seen.pages.below[0] + resident == 31
+        assert int(seen.blocks.tokens[seen.blocks.mappings > 0].sum()) == 4 * (resident - 1) + 1
 
 
 # -- numbers of branches -------------------------------------------------------------------------------------------

@@ -1,9 +1,10 @@
 """KV events on the wire: the documented format, and a subscriber that knows what the cache has, through gaps."""
 
 import random
+import socket
 import struct
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 import pytest
 
@@ -40,7 +41,7 @@ class Collect:
     """Translates at once. ``wire``: what would have been sent."""
 
     wants_content = has_room = True
-    wants_uses = False
+    wants_uses = wants_new = False
 
     def __init__(self, layout: KVLayout, form: Form = Form.MAPS, **options: int) -> None:
         self.translator = Translator(layout, form, **options)
@@ -329,6 +330,31 @@ def test_a_publisher_that_falls_behind_starts_anew(monkeypatch: pytest.MonkeyPat
         sent(publisher)
         router.catch_up()
         assert router.pages == known(cache) != {}
+
+
+def test_what_nobody_asked_for_is_not_taken() -> None:
+    """Bytes that are no ZMQ, and messages of a size that no subscriber sends."""
+    with open_cache(LAYOUT, num_blocks=12) as cache, published(cache) as (log, publisher):
+        assert publisher.replay_endpoint is not None
+        for endpoint in (publisher.endpoint, publisher.replay_endpoint):
+            host, _, port = endpoint.removeprefix("tcp://").rpartition(":")
+            with socket.create_connection((host, int(port)), timeout=5) as raw, suppress(ConnectionError):
+                raw.sendall(b"\x80\x04cos\nsystem\n" * 100)
+            with socket.create_connection((host, int(port)), timeout=5) as raw, suppress(ConnectionError):
+                raw.sendall(bytes(1 << 20))
+                while raw.recv(4096):  # it is closed
+                    pass
+        with zmq.Context() as context, context.socket(zmq.DEALER) as big:
+            big.linger = 0
+            with big.get_monitor_socket(zmq.EVENT_DISCONNECTED) as monitor:
+                big.connect(publisher.replay_endpoint)
+                big.send(bytes(1 << 20))
+                assert monitor.poll(5000), "it was not disconnected"
+                big.disable_monitor()
+        with Router(publisher) as router:
+            router.catch_up()
+        assert publisher.counts().replays == 1
+        assert log.failed == 0
 
 
 # -- addresses ------------------------------------------------------------------------------------------------------

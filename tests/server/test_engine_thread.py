@@ -202,14 +202,19 @@ async def test_what_takes_too_long_ends_with_what_there_is(thread: EngineThread)
     assert len(short.token_ids) == 3  # control
 
 
-@with_thread(max_seconds=0.3, max_running=1)
+@with_thread(max_seconds=1.0, max_running=1)
 async def test_what_never_began_in_its_time_fails(thread: EngineThread) -> None:
-    thread.before_turn = lambda engine: time.sleep(0.01)
-    running = await thread.submit(ask(max_tokens=LONG))
-    queued = await thread.submit(ask())
-    queued_too = (await queued.completions())[0]
-    assert queued_too.finish_reason is FinishReason.ERROR
-    assert "too long" in queued_too.error
+    thread.before_turn = lambda engine: time.sleep(0.01)  # so that the first one lasts
+    running, queued = [await thread.submit(ask(max_tokens=LONG)) for _ in range(2)]
+    await first_of(running)
+    gate = Gate()
+    thread.before_turn = gate
+    while not (running.is_expired and queued.is_expired):
+        await asyncio.sleep(0.01)
+    gate.open()
+    never_began = (await queued.completions())[0]
+    assert never_began.finish_reason is FinishReason.ERROR
+    assert "too long" in never_began.error
     assert (await running.completions())[0].finish_reason is FinishReason.LENGTH
 
 
@@ -280,27 +285,24 @@ async def test_time_passes_while_nothing_runs(thread: EngineThread) -> None:
 
 @with_thread()
 async def test_a_snapshot_is_fresh(thread: EngineThread) -> None:
-    with pytest.MonkeyPatch.context() as patch:
-        before = await thread.snapshot()
-        await (await thread.submit(ask(max_tokens=5))).completions()
-        assert await thread.snapshot() is before  # young enough
-        patch.setattr(engine_thread, "_FRESH_SECONDS", 0.0)
-        assert (await thread.snapshot()).engine.generated_tokens == 5
+    before = await thread.snapshot(max_age=600)
+    await (await thread.submit(ask(max_tokens=5))).completions()
+    assert await thread.snapshot(max_age=600) is before  # young enough
+    assert (await thread.snapshot(max_age=0)).engine.generated_tokens == 5
 
 
 @with_thread()
 async def test_a_busy_engine_shows_its_last_snapshot(thread: EngineThread) -> None:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(engine_thread, "_FRESH_SECONDS", 0.0)
         patch.setattr(engine_thread, "_BUSY_SECONDS", 0.05)
         before = await thread.snapshot()
         gate = Gate()
         thread.before_turn = gate
         await gate.reached()
-        assert await asyncio.gather(thread.snapshot(), thread.snapshot()) == [before, before]
+        assert await asyncio.gather(thread.snapshot(max_age=0), thread.snapshot(max_age=0)) == [before, before]
         gate.open()
         patch.setattr(engine_thread, "_BUSY_SECONDS", 30)
-        assert (await thread.snapshot()).at > before.at
+        assert (await thread.snapshot(max_age=0)).at > before.at
 
 
 # -- metrics -------------------------------------------------------------------------------------------------------

@@ -96,6 +96,11 @@ def test_events_are_off_unless_asked_for(server: Serving) -> None:
     assert server.service.page_events.publisher is None
 
 
+def test_replays_without_events_stop_the_start() -> None:
+    with pytest.raises(ConfigError, match="give an address for these too"):
+        create_app(lambda: None, ServerOptions(events_replay=ADDRESS))  # type: ignore[arg-type, return-value]
+
+
 def test_an_open_address_stops_the_start() -> None:
     with pytest.raises(ConfigError, match="other machines"):
         create_app(lambda: None, ServerOptions(events="tcp://*:5557"))  # type: ignore[arg-type, return-value]

@@ -4,7 +4,6 @@ The server is a process of its own, as users run it; the client shares the two o
 processor time it took. Checked before anything is timed: every answer has all its tokens.
 """
 
-import os
 import socket
 import statistics
 import subprocess
@@ -107,7 +106,7 @@ def _server() -> Iterator[int]:
         free.bind(("127.0.0.1", 0))
         port: int = free.getsockname()[1]
     command = [sys.executable, "-m", "kvpager.cli.main", "serve", _MODEL, "--port", str(port), "--capacity", _CAPACITY]
-    with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, env=os.environ) as process:
+    with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as process:
         try:
             _wait_until_ready(port, process)
             yield port

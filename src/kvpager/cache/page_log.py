@@ -77,13 +77,15 @@ class PageEvent(NamedTuple):
 
 
 class Subscriber(Protocol):
-    """``wants_content``: token ids with the pages of the device. ``wants_uses``: LOADED to COPIED as well.
+    """``wants_content``: token ids with the pages of the device. ``wants_uses``: LOADED, HIT, RELEASED
+    and COPIED as well. ``wants_new``: DEMAND, of pages that have no name yet.
 
     What one subscriber wants, the others hear too.
     """
 
     wants_content: bool
     wants_uses: bool
+    wants_new: bool
 
     @property
     def has_room(self) -> bool:
@@ -111,7 +113,7 @@ class PageLog:
         self._subscribers: list[Subscriber] = []
         self._passed_over: list[Subscriber] = []
         self._lost_count: set[TierKind] = set()
-        self._wants_content = self._wants_uses = False
+        self._wants_content = self._wants_uses = self._wants_new = False
         copies = cache.paging.copies
         self._private = None if copies is None else copies.private_parent
 
@@ -138,6 +140,7 @@ class PageLog:
         cache, is_on = self._cache, bool(self._subscribers)
         self._wants_content = any(each.wants_content for each in self._subscribers)
         self._wants_uses = any(each.wants_uses for each in self._subscribers)
+        self._wants_new = any(each.wants_new for each in self._subscribers)
         cache.index.watcher = self if is_on else None
         cache.page_log = self if is_on else None
         cache.evictable.uses = self if self._wants_uses else None
@@ -246,7 +249,7 @@ class PageLog:
 
     def demanded(self, blocks: np.ndarray) -> None:
         """New pages took these blocks."""
-        if self._wants_uses:
+        if self._wants_new:
             for block in blocks.tolist():
                 self._note(What.DEMAND, TierKind.DEVICE, block=block)
 

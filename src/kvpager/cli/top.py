@@ -5,7 +5,6 @@ Without a terminal it prints a line every two seconds. The key of an operator, w
 """
 
 import argparse
-import os
 import sys
 import time
 from contextlib import suppress
@@ -14,6 +13,7 @@ from typing import TYPE_CHECKING
 
 from kvpager.cli.arguments import add_common, chosen_options
 from kvpager.cli.top_lines import Lines, Screen, as_json_line, format_line, summary
+from kvpager.config import reserved_variables
 from kvpager.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -50,7 +50,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 def _key(file: Path | None) -> str | None:
     if file is None:
-        return os.environ.get(_VARIABLE) or None
+        return reserved_variables().get(_VARIABLE) or None
     try:
         with file.open(encoding="ascii") as opened:
             key = opened.readline(_MAX_KEY).strip()

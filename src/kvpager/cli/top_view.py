@@ -219,7 +219,7 @@ def _in_words(recent: Recent) -> str:
 def _requests(now: dict[str, Any]) -> RenderableType:
     table = Table(box=None, padding=(0, 1), header_style="grey70", expand=True)
     table.add_column("", width=2)
-    table.add_column("request", no_wrap=True, overflow="ellipsis", ratio=1)
+    table.add_column("request", no_wrap=True, overflow="crop", ratio=1)
     table.add_column("state", no_wrap=True)
     for name in ("tokens", "generated", "pages", "shared", "found", "seconds"):
         table.add_column(name, justify="right", no_wrap=True)

@@ -1,6 +1,12 @@
 """What a user can set: sizes, memory, tiers, and the table of options."""
 
-from kvpager.config.load import list_options, list_server_options, load_options, load_server_options
+from kvpager.config.load import (
+    list_options,
+    list_server_options,
+    load_options,
+    load_server_options,
+    reserved_variables,
+)
 from kvpager.config.memory import (
     AUTO_HOST_PERCENT,
     AUTO_POOL_PERCENT,
@@ -41,6 +47,7 @@ __all__ = [
     "load_server_options",
     "options_table",
     "parse_size",
+    "reserved_variables",
     "resolve_capacity",
     "resolve_host_capacity",
     "total_memory",

@@ -22,6 +22,11 @@ RESERVED_VARIABLES = frozenset({"KVPAGER_HOME", "KVPAGER_API_KEY"})
 _ALL_NAMES = (*names(Options), *names(ServerOptions))
 
 
+def reserved_variables() -> dict[str, str]:
+    """Those that are set, for their readers."""
+    return {name: os.environ[name] for name in RESERVED_VARIABLES if name in os.environ}
+
+
 def list_options() -> tuple[OptionInfo, ...]:
     """The table of the engine's options in its order, for help texts and documentation."""
     return rows(Options)

@@ -5,8 +5,9 @@
     logits at          1 -> t2, 2 -> t3, 3 -> t4
                   ^ num_scored = 1: what follows t0 is known
 
-They are those of the model's logits as they are, in float32: no option of the sampling changes them. Of each piece only
-what was asked for is kept. Knows no scheduler and no model.
+They are those of the model's logits as they are, in float32: no option of the sampling changes them. Where the request
+attends by approximation, so do its scores, which measures what that costs. Of each piece only what was asked for is
+kept. Knows no scheduler and no model.
 """
 
 import math

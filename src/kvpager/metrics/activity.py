@@ -6,6 +6,7 @@ Knows when two looks were, not when something happened between them, and no page
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from kvpager.metrics.rates import GAP_SECONDS
 from kvpager.metrics.snapshot import Snapshot
 from kvpager.types import FaultKind, TierKind
 
@@ -16,7 +17,6 @@ _FAULTS = {
     FaultKind.COPY_ON_WRITE: "copy_on_write",
 }
 KINDS = (*_FAULTS.values(), "eviction", "demote", "promote", "preemption")
-_GAP_SECONDS = 15.0  # what happened in a longer gap between two looks is not told: nobody was looking
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +44,7 @@ class Activity:
     def since_last(self, now: Snapshot, time: float) -> list[Deed]:
         """``time``: unix seconds of ``now``. Nothing at the first look."""
         last, self._last = self._last, (now, time)
-        if last is None or now.at - last[0].at > _GAP_SECONDS:
+        if last is None or now.at - last[0].at > GAP_SECONDS:  # nobody was looking
             return []
         before, begin = last
         found = (*_faults(before, now), *_device(before, now), *_tiers(before, now))

@@ -27,7 +27,7 @@ class Stop:
 class Journeys:
     """A subscriber of the page log, and asked from any thread. ``to_unix``: turns the log's seconds into unix time."""
 
-    wants_content = False
+    wants_content = wants_new = False
     wants_uses = True
     has_room = True
 

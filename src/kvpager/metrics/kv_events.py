@@ -38,6 +38,7 @@ _MOST_UNSENT = 1000  # messages that wait for one subscriber
 _REPLAY_UNSENT = 256
 _TURN_MILLISECONDS = 20  # between two tries to send to whoever asked for more than it reads
 _LINGER_MILLISECONDS = 200
+_MOST_SAID = 4096  # bytes of a message to us: topics and numbers; whoever sends more is disconnected
 _RANK = 0  # there is one engine
 
 _log = logging.getLogger(__name__)
@@ -62,7 +63,7 @@ class KVEventPublisher:
     """
 
     wants_content = True
-    wants_uses = False
+    wants_uses = wants_new = False
 
     def __init__(
         self,
@@ -213,6 +214,7 @@ def _bind(socket: "zmq.Socket[bytes]", option: str, endpoint: str) -> str:
     """Returns the address it got."""
     import zmq
 
+    socket.setsockopt(zmq.MAXMSGSIZE, _MOST_SAID)
     if "[" in endpoint:
         socket.setsockopt(zmq.IPV6, 1)
     try:

@@ -70,7 +70,7 @@ class TierLife:
 class PageLife:
     """A subscriber of the page log. ``most``: pages that are followed at once, in all tiers."""
 
-    wants_content = False
+    wants_content = wants_new = False
     wants_uses = True
     has_room = True
 

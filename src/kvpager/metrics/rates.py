@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from kvpager.metrics.snapshot import Snapshot
 
 WINDOW_SECONDS = 3.0
+GAP_SECONDS = 15.0  # between two looks: nobody was looking
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,10 +25,13 @@ class Rates:
         self._recent: deque[Snapshot] = deque()
 
     def now(self, snapshot: Snapshot) -> Rate:
-        """Nothing is known of the time before the first look, or before a pause longer than the window."""
-        while self._recent and snapshot.at - self._recent[0].at > WINDOW_SECONDS:
-            self._recent.popleft()
-        self._recent.append(snapshot)
+        """Over the window, or since the look before where that is longer ago. After a pause all begins anew."""
+        recent = self._recent
+        if recent and snapshot.at - recent[-1].at > GAP_SECONDS:
+            recent.clear()
+        while len(recent) > 1 and snapshot.at - recent[0].at > WINDOW_SECONDS:
+            recent.popleft()
+        recent.append(snapshot)
         first = self._recent[0]
         seconds = snapshot.at - first.at
         prefix, before = snapshot.cache.prefix, first.cache.prefix

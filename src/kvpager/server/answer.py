@@ -16,6 +16,7 @@ from types import TracebackType
 
 from kvpager.cache.retention_terms import Retention
 from kvpager.config.attend import Attend
+from kvpager.engine.endings import EndedBy
 from kvpager.engine.guide import Guide
 from kvpager.engine.intake import Prompt
 from kvpager.engine.request import Completion, FinishReason, Request, TokenEvent
@@ -36,6 +37,7 @@ class Ask:
     retain: tuple[Retention, ...] = ()
     attend: Attend | str | None = None
     guide: Guide | None = None
+    ended: EndedBy | None = None
     label: str = ""
     session: str = ""
     traceparent: str = ""

@@ -1,12 +1,12 @@
 """The application: which routes there are, and what stands before them."""
 
-import os
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 
 from fastapi import FastAPI
 
+from kvpager.config import reserved_variables
 from kvpager.config.server_options import ServerOptions
 from kvpager.engine.engine import Engine
 from kvpager.metrics.request_metrics import RequestMetrics
@@ -86,6 +86,6 @@ def create_app(open_engine: Callable[[], Engine], options: ServerOptions) -> Fas
     describe(app)
     # The last one added is the first to see a request.
     app.add_middleware(Bodies, max_bytes=options.max_body_bytes)
-    app.add_middleware(Guard, options=options, keys=load_keys(options.api_keys, os.environ))
+    app.add_middleware(Guard, options=options, keys=load_keys(options.api_keys, reserved_variables()))
     app.add_middleware(Envelope)
     return app

@@ -187,6 +187,7 @@ class EngineLoop:
             retain=ask.retain,
             attend=ask.attend,
             guide=ask.guide,
+            ended=ask.ended,
             listener=listen,
         )
         timing = Timing(self._metrics, came, request)

@@ -14,6 +14,7 @@ from prometheus_client.core import CounterMetricFamily
 
 from kvpager.cache.page_log import PageLog, Subscriber
 from kvpager.config.server_options import ServerOptions
+from kvpager.errors import ConfigError
 from kvpager.metrics.journeys import Journeys
 from kvpager.metrics.kv_events import KVEventPublisher
 from kvpager.metrics.kv_wire import Form
@@ -34,6 +35,8 @@ class PageEvents:
         self.life = PageLife()
         self.journeys = Journeys(lambda seconds: seconds + offset)
         self.publisher: KVEventPublisher | None = None
+        if options.events is None and options.events_replay is not None:
+            raise ConfigError("option 'events_replay' is for missed 'events': give an address for these too")
         if options.events is not None:
             self.publisher = KVEventPublisher(
                 options.events,

@@ -20,7 +20,7 @@ from types import FrameType
 import uvicorn
 from fastapi import FastAPI
 
-from kvpager.config import ServerOptions
+from kvpager.config import ServerOptions, reserved_variables
 from kvpager.engine.engine import Engine
 from kvpager.server.app import create_app
 from kvpager.server.engine_thread import EngineThread
@@ -46,7 +46,7 @@ def serve(
     Raises ConfigError for an address that is open to all without a key, and what ``open_engine`` raises. REQUIRES: the
     main thread.
     """
-    asks_for_keys = len(load_keys(options.api_keys, os.environ)) > 0
+    asks_for_keys = len(load_keys(options.api_keys, reserved_variables())) > 0
     check_bind(options, asks_for_keys)
     app = create_app(open_engine, options)
     hide_content()

@@ -1,6 +1,7 @@
 """The routes of the memory page, through a real server: frames as they stream, tables, history, trace."""
 
 import asyncio
+import io
 import json
 import time
 from collections.abc import Callable, Iterator
@@ -10,7 +11,12 @@ from typing import Any
 import httpx
 import numpy as np
 import pytest
+from rich.console import Console
 
+from kvpager.cli.top_lines import format_line, summary
+from kvpager.cli.top_source import FrameSource, read_address
+from kvpager.cli.top_view import TopView
+from kvpager.engine.engine import Engine
 from kvpager.engine.sampling_params import Sampling
 from kvpager.memory.block import BlockState
 from kvpager.metrics.alerts import Alert
@@ -208,6 +214,35 @@ def test_a_page_can_be_followed(client: httpx.Client, server: Serving) -> None:
     assert all(stop["tier"] == "device" and abs(stop["time"] - time.time()) < 600 for stop in seen["journey"])
     seen = client.get("/v1/kv/follow", params={"block": free}).json()
     assert (seen["state"], seen["key"], seen["journey"]) == ("free", None, [])
+
+
+def test_top_reads_the_stream(client: httpx.Client, server: Serving) -> None:
+    source = FrameSource(read_address(server.url), None)
+    with generating(server):
+        stream = source.frames()
+        seen = [next(stream), next(stream)]
+        stream.close()
+    assert seen[1].seq > seen[0].seq
+    for frame in (*seen, source.latest()):
+        console = Console(file=io.StringIO(), width=120, height=50)
+        console.print(TopView(frame))
+        assert f"{frame.figures['pool']['free']} free = 128" in "\n".join(summary(frame))
+        assert format_line(frame)
+
+
+def test_the_stream_ends_with_the_engine(model: str) -> None:
+    def die(engine: Engine) -> None:
+        raise MemoryError("the device is gone")
+
+    with serving(model, num_blocks=8) as own:
+        with httpx.stream("GET", f"{own.url}/v1/kv/stream", timeout=30) as response:
+            lines = response.iter_lines()
+            assert next(lines) == "event: frame"
+            own.service.thread.before_turn = die
+            names = [line for line in lines if line.startswith(("event:", "data:"))]
+        assert names[-2] == "event: gone"
+        assert json.loads(names[-1].removeprefix("data: "))["error"]["code"] == "engine_unavailable"
+        assert httpx.get(f"{own.url}/v1/kv/frame", timeout=30).status_code == 503
 
 
 def test_alerts_that_fire_are_in_the_frames(client: httpx.Client, server: Serving) -> None:

@@ -2,11 +2,17 @@
 
 import json
 import re
+from dataclasses import replace
 from typing import Any
 
 import httpx
 import openai
 import pytest
+
+from kvpager.engine.endings import EndedBy
+from kvpager.engine.request import Completion, FinishReason
+from kvpager.eviction.policy import StopReason
+from tests.server.serving import Serving
 
 ASKED: list[Any] = [{"role": "user", "content": "the moon"}]
 SCHEMA = {
@@ -122,3 +128,24 @@ def test_tools_that_do_not_fit_together_are_refused(client: httpx.Client, param:
     response = client.post("/v1/chat/completions", json={"messages": ASKED} | extra)
     assert response.status_code == 400
     assert response.json()["error"]["param"].split("[")[0] == param
+
+
+def test_eviction_is_told_whether_a_tool_or_a_human_comes_next(
+    api: openai.OpenAI, name: str, server: Serving, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[EndedBy | None] = []
+    submit = server.engine.submit
+
+    def listening(*args: Any, ended: EndedBy | None = None, **options: Any) -> Any:
+        asked.append(ended)
+        return submit(*args, ended=ended, **options)
+
+    monkeypatch.setattr(server.engine, "submit", listening)
+    api.chat.completions.create(model=name, messages=ASKED, tools=TOOLS, max_tokens=2)
+    api.completions.create(model=name, prompt="the moon", max_tokens=2)
+    of_chat, of_completion = asked
+    assert of_completion is None  # nobody knows
+    assert of_chat is not None
+    done = Completion(0, 0, 0, "full", (1,), FinishReason.STOP, 3, 0, 0)
+    assert of_chat(done) is StopReason.END_OF_TURN
+    assert of_chat(replace(done, text='{"name": "rest", "arguments": {}}')) is StopReason.TOOL_CALL

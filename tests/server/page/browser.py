@@ -99,7 +99,7 @@ class Browser:
         return boxes
 
     def trace_events(self) -> list[dict[str, Any]]:
-        """Of a browser that was opened with ``has_trace``: what its threads did, so far."""
+        """Of a browser that was opened with ``has_trace``: what its threads did since it was sent to the page. Once a page."""
         entries = [json.loads(entry["message"])["message"] for entry in self.driver.get_log("performance")]
         return [entry["params"] for entry in entries if entry["method"] == "Tracing.dataCollected"]
 
@@ -124,7 +124,11 @@ def opened_browser(*, has_trace: bool = False) -> Iterator[Browser]:
     logs = {"browser": "ALL"} | ({"performance": "ALL"} if has_trace else {})
     options.set_capability("goog:loggingPrefs", logs)
     if has_trace:
-        wanted = {"enableNetwork": False, "enablePage": False, "traceCategories": "toplevel,devtools.timeline"}
+        wanted = {
+            "enableNetwork": False,
+            "enablePage": False,
+            "traceCategories": "toplevel,devtools.timeline,blink.user_timing",
+        }
         options.add_experimental_option("perfLoggingPrefs", wanted)
     driver = Chrome(options=options, service=Service(driver_path))
     driver.set_script_timeout(PATIENCE)

@@ -4,6 +4,7 @@ import secrets
 
 from fastapi import Request
 
+from kvpager.engine.endings import EndedBy
 from kvpager.engine.guide import Guide
 from kvpager.engine.sampling_params import Sampling
 from kvpager.errors import ConfigError
@@ -37,6 +38,7 @@ def ask_of(
     sampling: Sampling,
     label: str,
     guide: Guide | None = None,
+    ended: EndedBy | None = None,
 ) -> Ask:
     """Raises ApiError. A guide serves several prompts: each gets one of its own."""
     most = service.engine.options.max_running
@@ -52,6 +54,7 @@ def ask_of(
         attend=body.attend,
         label=label,
         guide=None if guide is None else guide.fork(),
+        ended=ended,
         session=session_of(request),
         traceparent=request.headers.get("traceparent", ""),
     )

@@ -9,7 +9,7 @@ from fastapi.responses import JSONResponse, Response
 
 from kvpager.server.openai.agreement import check_chat
 from kvpager.server.openai.asking import ask_of, limit_of, new_id
-from kvpager.server.openai.chat_choices import ChatChoices, with_text
+from kvpager.server.openai.chat_choices import ChatChoices, called_names, turn_ended, with_text
 from kvpager.server.openai.chat_request import ChatRequest
 from kvpager.server.openai.encoding import encode_conversation, tokenizer_of, tokens_left
 from kvpager.server.openai.generation import begin, completions
@@ -38,7 +38,8 @@ async def chat(request: Request, body: ChatRequest, service: Annotated[Service, 
     call = call_schema(body.tools or [], body.tool_choice)
     guide = await guide_of(service, body, call=call)
     label = new_id("chatcmpl")
-    answers = await begin(service, [ask_of(service, request, body, prompt, sampling, label, guide)])
+    ended = partial(turn_ended, called_names(body))
+    answers = await begin(service, [ask_of(service, request, body, prompt, sampling, label, guide, ended)])
     choices = ChatChoices(body, tokenizer_of(service), must_call=call is not None)
     base: dict[str, Any] = {"id": label, "created": int(time.time()), "model": model}
     if body.wants_stream:

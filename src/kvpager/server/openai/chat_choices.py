@@ -5,11 +5,23 @@ from typing import Any
 
 from kvpager.engine.request import Completion, FinishReason, TokenEvent
 from kvpager.engine.sampling import SampledToken
+from kvpager.eviction.policy import StopReason
 from kvpager.server.openai.chat_request import ChatRequest
 from kvpager.server.openai.generation import Batch
 from kvpager.server.openai.logprobs import objects, texts_of
 from kvpager.server.openai.streaming import Chunks, by_choice
 from kvpager.server.openai.tool_calls import Call, CallStream, Said, parse
+
+
+def called_names(body: ChatRequest) -> frozenset[str]:
+    """Of the functions that an answer may call."""
+    has_tools = bool(body.tools) and body.tool_choice != "none"
+    return frozenset(tool.function.name for tool in body.tools or ()) if has_tools else frozenset()
+
+
+def turn_ended(names: frozenset[str], done: Completion) -> StopReason:
+    """For eviction policies that learn: whether a tool will answer, soon, or a human, later."""
+    return StopReason.TOOL_CALL if names and parse(done.text, names).calls else StopReason.END_OF_TURN
 
 
 class ChatChoices:
@@ -19,8 +31,7 @@ class ChatChoices:
         self._body = body
         self._texts = texts_of(tokenizer)
         self._must_call = must_call
-        has_tools = bool(body.tools) and body.tool_choice != "none"
-        self._names = frozenset(tool.function.name for tool in body.tools or ()) if has_tools else frozenset()
+        self._names = called_names(body)
         self._streams: dict[int, CallStream] = {}
         self._has_text: set[int] = set()
 

@@ -3,7 +3,7 @@
 import { element, setText, syncRows } from "./dom.js";
 import * as format from "./format.js";
 
-const MOST = 80; // rows; more are counted
+const MOST = 48; // rows; more are counted
 
 export class Requests {
   constructor({ rows, empty, caption }, colouring, onPoint) {

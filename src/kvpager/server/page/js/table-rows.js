@@ -40,6 +40,7 @@ const isCut = (table) => (table.num_pages ?? 0) - (table.first_page ?? 0) > tabl
 
 export function drawRows(context, rows, width, look) {
   context.clearRect(0, 0, width, rows.length * ROW + 4);
+  look.hatch = makeHatch(context, look.value("--surface"));
   for (const row of rows) drawRow(context, row, look);
   drawArrows(context, rows, look);
 }
@@ -62,7 +63,8 @@ function drawRow(context, row, look) {
   context.fillText((labelWidth < 120 ? `…${label(table).slice(-8)}` : label(table)) + group, indent + 17, y + ROW / 2 + 4);
   context.restore();
   const side = step > 5 ? step - 2 : step - 1;
-  for (const cell of row.cells) drawPage(context, cell, top, side, colour, look);
+  const colours = { colour, faint: look.faintOf(table.owner) };
+  for (const cell of row.cells) drawPage(context, cell, top, side, colours, look);
   context.fillStyle = look.value("--ink-3");
   if (row.left) {
     context.textAlign = "center";
@@ -75,7 +77,7 @@ function drawRow(context, row, look) {
   }
 }
 
-function drawPage(context, { page, x }, top, side, colour, look) {
+function drawPage(context, { page, x }, top, side, { colour, faint }, look) {
   if (page.block === null || page.block === undefined) {
     // Not on the device: a frame in the colour of the tier that has it, a faint one if it is gone for good.
     const isSomewhere = page.tier && page.tier !== "none";
@@ -86,30 +88,33 @@ function drawPage(context, { page, x }, top, side, colour, look) {
   }
   const share = Math.min(1, (page.filled ?? look.pageSize) / look.pageSize);
   if (share < 1) {
-    context.globalAlpha = 0.28;
-    context.fillStyle = colour;
+    context.fillStyle = faint;
     context.fillRect(x, top, side, CELL);
-    context.globalAlpha = 1;
   }
   context.fillStyle = colour;
   context.fillRect(x, top, side * share, CELL);
-  if (page.shared) drawHatch(context, x, top, side, look.value("--surface"));
+  if (page.shared) {
+    context.fillStyle = look.hatch;
+    context.fillRect(x, top, side, CELL);
+  }
 }
 
-function drawHatch(context, x, top, side, colour) {
-  context.save();
-  context.beginPath();
-  context.rect(x, top, side, CELL);
-  context.clip();
-  context.strokeStyle = colour;
-  context.lineWidth = 1.4;
-  context.beginPath();
-  for (let offset = -CELL + 2; offset < side; offset += 4.5) {
-    context.moveTo(x + offset, top + CELL);
-    context.lineTo(x + offset + CELL, top);
+/** Diagonals as a pattern: thousands of cells are hatched by one call each. */
+function makeHatch(context, colour) {
+  const ratio = context.getTransform().a;
+  const side = Math.round(5 * ratio);
+  const tile = new OffscreenCanvas(side, side);
+  const pen = tile.getContext("2d");
+  pen.strokeStyle = colour;
+  pen.lineWidth = 1.35 * ratio;
+  for (const offset of [-side, 0, side]) {
+    pen.moveTo(offset - 1, side + 1);
+    pen.lineTo(offset + side + 1, -1);
   }
-  context.stroke();
-  context.restore();
+  pen.stroke();
+  const pattern = context.createPattern(tile, "repeat");
+  pattern.setTransform(new DOMMatrix().scale(1 / ratio));
+  return pattern;
 }
 
 /** From the page of the parent that was copied to the fork's own copy: the first page in which the two differ. */

@@ -85,6 +85,7 @@ export class Tables {
       pageSize: meta?.pool.page_size ?? 1,
       tierIndex: (kind) => Math.min(Math.max(tiers.indexOf(kind), 0), 3),
       colourOf: (owner) => this.resolve(this.colouring.css(owner)),
+      faintOf: (owner) => `color-mix(in srgb, ${this.resolve(this.colouring.css(owner))} 28%, transparent)`,
       value: themeValue,
     });
   }
