@@ -15,7 +15,7 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 BIN = ROOT / ".venv-clients" / "bin"
-KEY = "a key of the tests"
+KEY = "a-key-of-the-tests"
 _START_SECONDS = 120
 
 
