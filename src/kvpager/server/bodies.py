@@ -24,7 +24,7 @@ class Bodies:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        body = bytearray()
+        body, size = bytearray(), 0
         try:
             self._check(_announced(scope))
             async with asyncio.timeout(self._seconds):
@@ -36,9 +36,11 @@ class Bodies:
         except ApiError as error:
             await _refusal(error)(scope, receive, send)
         else:
-            await self._app(scope, _replay(bytes(body), receive), send)
+            replayed, size = _replay(bytes(body), receive), len(body)
+            body.clear()  # or it would be there twice, as long as the answer takes
+            await self._app(scope, replayed, send)
         finally:
-            self._held -= len(body)
+            self._held -= max(size, len(body))
 
     async def _read(self, receive: Receive, body: bytearray) -> bool:
         """False if the client went away."""

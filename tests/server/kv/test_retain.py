@@ -73,6 +73,21 @@ def test_pins_and_priorities_are_bounded(shared: Serving, speak_for: As) -> None
     assert shared.engine.cache.retention.num_pinned == 0
 
 
+def test_one_tenant_leaves_room_for_the_others(shared: Serving, speak_for: As) -> None:
+    client, page = speak_for("team-a"), shared.engine.layout.page_size
+    most = shared.engine.cache.retention.max_size // 4
+    verdicts, named = [], 0
+    while named <= most:
+        verdicts.append(retain(client, prompt=[named % 300] * (100 * page), priority=50)["verdict"])
+        named += 100
+    assert set(verdicts[:-1]) == {"accepted"}
+    assert verdicts[-1] == "refused"
+    assert retain(speak_for("team-b"), prompt=[7] * (100 * page), priority=50)["verdict"] == "accepted"
+    for name in ("team-a", "team-b"):
+        for each in speak_for(name).get("/v1/kv/retain").json()["data"]:
+            assert speak_for(name).delete("/v1/kv/retain", params={"id": each["id"]}).status_code == 200
+
+
 def test_what_is_wrong_is_refused_by_name(shared: Serving, speak_for: As) -> None:
     client = speak_for("team-a")
     pin = {"pin": True}

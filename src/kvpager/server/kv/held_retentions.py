@@ -15,12 +15,14 @@ MOST_EACH = 1024  # of one tenant
 
 @dataclass(frozen=True, slots=True)
 class Held:
-    """``pins``: blocks' worth of pages that it pins at most, those before its range included."""
+    """``pins``: blocks' worth of pages that it pins at most, those before its range included; ``names``: how often it
+    names a page, in all layer groups."""
 
     name: str
     tenant: str
     number: int
     pins: int
+    names: int
 
 
 class HeldRetentions:
@@ -37,8 +39,11 @@ class HeldRetentions:
     def num_pins(self, tenant: str) -> int:
         return sum(held.pins for held in self._of(tenant))
 
-    def add(self, tenant: str, number: int, pins: int) -> str:
-        held = Held(f"ret-{secrets.token_hex(12)}", tenant, number, pins)
+    def num_names(self, tenant: str) -> int:
+        return sum(held.names for held in self._of(tenant))
+
+    def add(self, tenant: str, number: int, pins: int, names: int) -> str:
+        held = Held(f"ret-{secrets.token_hex(12)}", tenant, number, pins, names)
         self._held[held.name] = held
         return held.name
 

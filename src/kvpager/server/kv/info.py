@@ -16,13 +16,13 @@ from kvpager.engine.scheduler import blocks_of_request
 from kvpager.metrics.snapshot import Snapshot, take
 from kvpager.server.engine_thread import EngineGone
 from kvpager.server.service import Service, service_of
+from kvpager.server.start_block import LENGTHS
 from kvpager.server.tenant import Tenant, tenant_of
 from kvpager.tiers.tier import TierStatistics, TransferCounts
 from kvpager.types import TierKind
 
 router = APIRouter()
 _PATIENCE = 2.0  # seconds
-_LENGTHS = (1024, 4096, 16384, 65536, 262144, 1048576)
 _OPTIONS = (
     "dtype", "kv_dtype", "tier_dtype", "write_back", "load_deadline", "eviction", "eviction_threshold", "pinned_share",
     "prefix_cache", "partial_hits", "max_running", "max_batch_tokens", "max_waiting", "demand_paging", "attend",
@@ -109,7 +109,7 @@ def _of_all(engine: Engine, snapshot: Snapshot) -> dict[str, Any]:
 def concurrency(engine: Engine) -> list[dict[str, int]]:
     """How many requests of a length fit on the device together, sharing nothing; up to the longest there may be."""
     longest = engine.max_request_tokens
-    lengths = sorted({*(length for length in _LENGTHS if length < longest), longest})
+    lengths = sorted({*(length for length in LENGTHS if length < longest), longest})
     blocks = {length: blocks_of_request(engine.limits, length, 1, longest) for length in lengths}
     total = engine.cache.pool.num_blocks
     return [{"tokens": length, "requests": total // needed} for length, needed in blocks.items()]

@@ -24,6 +24,7 @@ from kvpager.server.tenant import Tenant, check_priority, require_operator, scop
 router = APIRouter(route_class=StrictRoute)
 _Service = Annotated[Service, Depends(service_of)]
 _USUAL_PRIORITY = 50
+_PARTS = 4  # a tenant may have so small a part of what all may retain; an operator all of it
 _MOST_SECONDS = 10 * 365 * 86400.0
 
 _Position = Annotated[int, Field(ge=0, le=MAX_IDS)]
@@ -111,11 +112,13 @@ def _retain(
 ) -> dict[str, Any]:
     if len(held.of(engine, tenant.name)) >= MOST_EACH:
         return _refused(f"you have {MOST_EACH} retentions, which is as many as may be; release one")
-    pins = _num_pins(engine, tokens, wish)
-    most = _most_pins(engine, tenant)
-    if pins and held.num_pins(tenant.name) + pins > most:
+    retention, part = engine.cache.retention, 1 if tenant.is_operator else _PARTS
+    pins, names = _num_pins(engine, tokens, wish), _num_names(engine, tokens, wish)
+    if pins and held.num_pins(tenant.name) + pins > (most := retention.max_pinned // part):
         return _refused(f"these would be {pins} more pinned blocks, and you may pin {most} together")
-    answer = engine.cache.retention.retain(
+    if held.num_names(tenant.name) + names > (most := retention.max_size // part):
+        return _refused(f"these would name pages {names} times more, and you may {most} times together")
+    answer = retention.retain(
         tokens,
         wish.start,
         wish.stop,
@@ -125,7 +128,7 @@ def _retain(
         seconds=wish.seconds,
         ttl=wish.ttl,
     )
-    return _told(answer, None if answer.id is None else held.add(tenant.name, answer.id, pins))
+    return _told(answer, None if answer.id is None else held.add(tenant.name, answer.id, pins, names))
 
 
 def _num_pins(engine: Engine, tokens: Tokens, wish: Retention) -> int:
@@ -136,10 +139,12 @@ def _num_pins(engine: Engine, tokens: Tokens, wish: Retention) -> int:
     return engine.layout.num_pages(stop) * engine.layout.num_groups
 
 
-def _most_pins(engine: Engine, tenant: Tenant) -> int:
-    """An operator may pin all that may be pinned, another tenant a quarter of it."""
-    most = engine.cache.retention.max_pinned
-    return most if tenant.is_operator else most // 4
+def _num_names(engine: Engine, tokens: Tokens, wish: Retention) -> int:
+    """How often pages are named: pinned ones by the pin, those of the range by priority or time to live."""
+    size, groups = engine.layout.page_size, engine.layout.num_groups
+    stop = engine.layout.num_pages(len(tokens) if wish.stop is None else min(wish.stop, len(tokens)))
+    is_ranked = wish.priority is not None or wish.ttl is not None
+    return groups * (is_ranked * max(0, stop - wish.start // size) + wish.pin * stop)
 
 
 def _told(answer: Retained, name: str | None) -> dict[str, Any]:
