@@ -60,8 +60,8 @@ class ChatChoices:
     def speak(self, chunks: Chunks, batch: Batch) -> Iterable[bytes]:
         """Chunks of what came."""
         is_plain = not (self._body.logprobs or self._body.return_token_ids)
-        for index, came in by_choice(batch.events).items():
-            text = "".join([each.text for each in came])
+        for index, came in by_choice(batch.events):
+            text = came[0].text if len(came) == 1 else "".join([each.text for each in came])
             reason = came[-1].finish_reason
             said = Said(text) if not self._names else self._held(index, text, is_last=reason is not None)
             if is_plain and reason is None:

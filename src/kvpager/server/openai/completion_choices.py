@@ -83,8 +83,8 @@ class CompletionChoices:
     def speak(self, chunks: Chunks, batch: Batch) -> Iterable[bytes]:
         """Chunks of what came for a prompt."""
         is_plain = self._body.logprobs is None and not self._body.return_token_ids
-        for choice, came in by_choice(batch.events).items():
-            text = "".join([each.text for each in came])
+        for choice, came in by_choice(batch.events):
+            text = came[0].text if len(came) == 1 else "".join([each.text for each in came])
             index, reason = self._index(batch.prompt, choice), came[-1].finish_reason
             if reason in (FinishReason.ERROR, FinishReason.CANCELLED):
                 continue

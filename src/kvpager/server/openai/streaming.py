@@ -26,6 +26,8 @@ _SEND_SECONDS = 60.0  # that a client may leave what it is sent unread
 _AFTER_DRAIN = 5.0  # seconds, for the last words of what is ended by then
 _MARK = "\ue000"  # where the text goes; private to programs, so no name has it
 
+to_json = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"), allow_nan=False).encode
+
 
 class Stream(EventSourceResponse):
     """Cancels its answers when it ends, whatever the reason: a client that went away, or the last token."""
@@ -51,10 +53,6 @@ def event(value: object) -> bytes:
     return b"data: " + to_json(value).encode("utf-8", "replace") + b"\n\n"
 
 
-def to_json(value: object) -> str:
-    return json.dumps(value, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
-
-
 async def events(
     answers: Sequence[Answer],
     speak: Callable[[Batch], Iterable[bytes]],
@@ -71,7 +69,8 @@ async def events(
             if said:
                 yield said
             for each in batch.events:
-                check_ending(each.finish_reason)
+                if each.finish_reason is not None:
+                    check_ending(each.finish_reason)
         yield (b"" if last is None else last()) + DONE
     except ApiError as error:
         yield event(error.body())
@@ -79,11 +78,13 @@ async def events(
         yield event(as_api_error(error).body())
 
 
-def by_choice(came: Sequence[TokenEvent]) -> dict[int, list[TokenEvent]]:
+def by_choice(came: Sequence[TokenEvent]) -> Iterable[tuple[int, Sequence[TokenEvent]]]:
+    if len(came) == 1:  # as a rule
+        return ((came[0].choice, came),)
     found: dict[int, list[TokenEvent]] = {}
     for each in came:
         found.setdefault(each.choice, []).append(each)
-    return found
+    return found.items()
 
 
 class Chunks:
