@@ -79,7 +79,8 @@ export class Follow {
     const text = JSON.stringify([known, this.key, this.journey, this.note, this.alsoIn, tiers]);
     if (text === this.text) return;
     this.text = text;
-    if (this.alsoIn?.length) known.facts.push(["also in", this.alsoIn.join(", ")]);
+    const tier = known.facts.find(([name]) => name === "tier");
+    if (this.alsoIn?.length) tier[1] += `, copy in ${this.alsoIn.join(", ")}`;
     if (this.key) known.facts.push(["content", this.key]);
     const steps = (this.journey ?? []).slice(-60).reverse();
     this.body.replaceChildren(
