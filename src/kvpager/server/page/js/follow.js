@@ -1,5 +1,6 @@
 // One page on its way through the tiers. Keeps to the page, not to the block: the block may hold another one later.
 
+import { ask } from "./ask.js";
 import { element } from "./dom.js";
 import { describe, factList, headline } from "./facts.js";
 import * as format from "./format.js";
@@ -32,14 +33,14 @@ export class Follow {
 
   async poll(round) {
     while (round === this.round) {
-      if (document.visibilityState === "visible") await this.ask(round);
+      if (document.visibilityState === "visible") await this.read(round);
       await new Promise((done) => setTimeout(done, PAUSE));
     }
   }
 
-  async ask(round) {
+  async read(round) {
     try {
-      const answer = await fetch(`/v1/kv/follow?block=${this.block}`);
+      const answer = await ask(`/v1/kv/follow?block=${this.block}`);
       if (round !== this.round) return;
       if (answer.ok) this.take(await answer.json());
       else this.note = `The server has no journey for this block (${answer.status}).`;
