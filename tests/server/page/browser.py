@@ -99,7 +99,7 @@ class Browser:
         return boxes
 
     def trace_events(self) -> list[dict[str, Any]]:
-        """Of a browser that was opened with ``has_trace``: what its threads did since it was sent to the page. Once a page."""
+        """Of a browser that was opened with ``has_trace``: what its threads did on its first page."""
         entries = [json.loads(entry["message"])["message"] for entry in self.driver.get_log("performance")]
         return [entry["params"] for entry in entries if entry["method"] == "Tracing.dataCollected"]
 

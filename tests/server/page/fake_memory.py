@@ -54,6 +54,9 @@ class FakeMemory:
         self.seq = self.evictions = self.prompt_tokens = self.host_hits = self.device_hits = self.last_owner = 0
         self.host_pages = self.num_blocks // 4
         self.activity: list[dict[str, Any]] = []
+        self.generated: deque[int] = deque([0], 8)  # tokens in each of the last steps
+        self.faults: deque[int] = deque([0], 8)
+        self.total = 0
         self.target = max(4, n // 140)
 
     # -- what happens --
@@ -61,6 +64,9 @@ class FakeMemory:
     def step(self, seconds: float = 0.25) -> None:
         self.now += seconds
         self.uptime += seconds
+        self.generated.append(sum(branch.pace for branch in self.branches))
+        self.total += self.generated[-1]
+        self.faults.append(0)
         self._settle()
         for branch in list(self.branches):
             self._grow(branch)
@@ -91,7 +97,7 @@ class FakeMemory:
         if not self.free:
             return None
         # Not the lowest: after a while a real pool is as mixed.
-        self.free.rotate(-self.random.randrange(min(64, len(self.free))))
+        self.free.rotate(-self.random.randrange(min(3, len(self.free))))
         block = self.free.popleft()
         self.state[block], self.owner[block], self.mappings[block], self.tokens[block] = USED, owner, 1, 0
         return block
@@ -188,6 +194,7 @@ class FakeMemory:
                 self.free.append(block)
 
     def _act(self, kind: str, tier: str, pages: int, seconds: float) -> None:
+        self.faults[-1] += pages if "fault" in kind else 0
         event = {"time": self.now, "kind": kind, "tier": tier, "pages": pages, "seconds": seconds, "span": 0.25}
         self.activity.append(event)
 
@@ -234,6 +241,7 @@ class FakeMemory:
                 "shared": int((self.mappings > 1).sum()),
             },
             "owners": [self._owner(branch) for branch in self.branches[:512]],
+            "generated_tokens": self.total,
             "waiting": 3, "running": len(self.branches),
             "tiers": [
                 {"name": "device", "kind": "device", "capacity_bytes": self.num_blocks * BLOCK_BYTES,
@@ -250,9 +258,9 @@ class FakeMemory:
                        "by_tier": {"device": self.device_hits, "host": self.host_hits, "disk": self.host_hits // 5}},
             "faults": {"demand": {"pages": 3 * self.seq, "seconds": 0.4}, "major": {"pages": self.seq, "seconds": 0.2}},
             "preemptions": 2, "evictions": self.evictions,
-            "rates": {"tokens_per_second": 24.0 * len(self.branches) + 9 * np.sin(self.seq / 9).item(),
+            "rates": {"tokens_per_second": 4.0 * self.generated[-1],
                       "hit_rate": hits / max(1, self.prompt_tokens),
-                      "faults_per_second": 12 + 8 * np.sin(self.seq / 5).item()},
+                      "faults_per_second": sum(self.faults) / 2.0},
             "contiguous": {
                 "paged_used_bytes": held, "paged_waste_share": waste, "reserved_bytes": reserved,
                 "reserved_waste_share": 1 - min(1.0, tokens / PAGE_SIZE * BLOCK_BYTES / max(1, reserved)),

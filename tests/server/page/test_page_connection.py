@@ -1,11 +1,15 @@
 """What the page says of its connection, in words, and that it finds its way back by itself."""
 
+from pathlib import Path
+
 import pytest
 
+from kvpager.config.server_options import ServerOptions
 from tests.server.page.browser import Browser
 from tests.server.page.conftest import Served
 from tests.server.page.fake_feed import Feed, serving_feed
 from tests.server.page.fake_memory import FakeMemory
+from tests.server.serving import serving
 
 pytestmark = pytest.mark.slow
 
@@ -55,3 +59,20 @@ def test_a_server_that_is_gone_and_one_in_its_place(browser: Browser) -> None:
         browser.until(lambda: browser.text("#connection-words") == "live")
         browser.until(lambda: browser.page("page.view().memory.count") == 400)
         assert browser.page("page.history.meta(page.history.first).pool.blocks") == 400
+
+
+def test_with_a_key_in_use_the_browser_asks_for_it_once(browser: Browser, model: str, tmp_path: Path) -> None:
+    key = "k" * 24
+    file = tmp_path / "keys"
+    file.write_text(f"ops {key} operator\n")
+    file.chmod(0o600)
+    with serving(model, server=ServerOptions(port=0, api_keys=file)) as served:
+        browser.open(served.url.replace("//", f"//ops:{key}@"))
+        browser.until_live()
+        browser.find("#chat-text").send_keys("the moon")
+        browser.find("#chat-form button").click()
+        browser.until(lambda: "out" in browser.text("#chat-log .meter"))
+        assert browser.faults() == []
+        kept = browser.run("return JSON.stringify([{...localStorage}, {...sessionStorage}, document.cookie])")
+        assert kept == '[{},{},""]', "the page keeps no key"
+        browser.leave()

@@ -10,7 +10,7 @@ const SMALLEST = 2; // device pixels
 const LARGEST = 44; // of the page
 const MARGIN = 4; // of the overlay around the map, so that a ring at the edge is whole; as in map.css
 const PERIODS = [32, 16, 8, 4, 1]; // rows are multiples of the first of these that costs little room: easy to count
-const WORTH = 0.9; // of the largest cells
+const WORTH = 0.9; // of the largest cells, and of the width
 
 export class BlockMap {
   constructor(canvas, overlay, colouring) {
@@ -48,9 +48,9 @@ export class BlockMap {
   fit(width, height, largest) {
     const fits = PERIODS.map((period) => this.largestCell(width, height, largest, period));
     const most = fits[fits.length - 1].cell; // with rows of any length
-    const chosen = fits.find(({ cell }) => cell >= most * WORTH);
-    this.cell = chosen.cell;
-    this.columns = chosen.columns;
+    const chosen = fits.find(({ cell, columns }) => cell >= most * WORTH && cell * columns >= width * WORTH);
+    const { cell, columns } = chosen ?? fits[fits.length - 1];
+    Object.assign(this, { cell, columns });
   }
 
   largestCell(width, height, largest, period) {

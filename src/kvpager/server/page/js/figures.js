@@ -18,7 +18,7 @@ export class Figures {
 
   show({ meta, time }) {
     const { pool } = meta;
-    this.write("tokens", format.rate(meta.rates?.tokens_per_second), "");
+    this.write("tokens", format.rate(meta.rates?.tokens_per_second), `${format.count(meta.generated_tokens)} generated so far`);
     this.write("requests", format.count(meta.running), `running, ${format.count(meta.waiting)} waiting`);
     const held = pool.used + (pool.moving ?? 0);
     const size = format.bytes(held * pool.block_bytes).split(" ");

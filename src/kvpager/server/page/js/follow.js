@@ -1,5 +1,6 @@
 // One page on its way through the tiers. Keeps to the page, not to the block: the block may hold another one later.
 
+import { ask } from "./ask.js";
 import { element } from "./dom.js";
 import { describe, factList, headline } from "./facts.js";
 import * as format from "./format.js";
@@ -32,14 +33,14 @@ export class Follow {
 
   async poll(round) {
     while (round === this.round) {
-      if (document.visibilityState === "visible") await this.ask(round);
+      if (document.visibilityState === "visible") await this.read(round);
       await new Promise((done) => setTimeout(done, PAUSE));
     }
   }
 
-  async ask(round) {
+  async read(round) {
     try {
-      const answer = await fetch(`/v1/kv/follow?block=${this.block}`);
+      const answer = await ask(`/v1/kv/follow?block=${this.block}`);
       if (round !== this.round) return;
       if (answer.ok) this.take(await answer.json());
       else this.note = `The server has no journey for this block (${answer.status}).`;
@@ -79,7 +80,8 @@ export class Follow {
     const text = JSON.stringify([known, this.key, this.journey, this.note, this.alsoIn, tiers]);
     if (text === this.text) return;
     this.text = text;
-    if (this.alsoIn?.length) known.facts.push(["also in", this.alsoIn.join(", ")]);
+    const tier = known.facts.find(([name]) => name === "tier");
+    if (this.alsoIn?.length) tier[1] += `, copy in ${this.alsoIn.join(", ")}`;
     if (this.key) known.facts.push(["content", this.key]);
     const steps = (this.journey ?? []).slice(-60).reverse();
     this.body.replaceChildren(

@@ -10,7 +10,7 @@ const ENTRIES = [
   ["partly filled", null, index(LOOK_NO_OWNER + 1, 0, 3), null],
   ["shared", "shared", index(LOOK_NO_OWNER + 1, 2), "shared"],
   ["moving", "moving", index(LOOK_NO_OWNER + 1, 1), "moving"],
-  ["cached, findable", "cached", index(LOOK_CACHED, 0), "cached"],
+  ["cached", "cached", index(LOOK_CACHED, 0), "cached"],
   ["free", "free", index(LOOK_FREE, 0), "free"],
 ];
 const SIZE = 14; // pixels of the page

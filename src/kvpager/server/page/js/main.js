@@ -2,6 +2,7 @@
 //
 //   stream --> decode --> memory now, history --> view (now, or a moment of the past) --> map and panels
 
+import { ask } from "./ask.js";
 import { $, $$, setText, watchVisible, watchWidth } from "./dom.js";
 import { decodeFrame, Memory } from "./frame.js";
 import { History } from "./history.js";
@@ -223,7 +224,7 @@ watchVisible($("#tables"), (isVisible) => tables.want(isVisible));
 
 async function readPast() {
   try {
-    const answer = await fetch(`/v1/kv/history?seconds=${PAST}`, { signal: AbortSignal.timeout(PATIENCE) });
+    const answer = await ask(`/v1/kv/history?seconds=${PAST}`, { signal: AbortSignal.timeout(PATIENCE) });
     if (!answer.ok) return;
     let since = performance.now();
     for (const frame of (await answer.json()).frames) {

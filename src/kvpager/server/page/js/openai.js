@@ -1,5 +1,6 @@
 // The few calls of the OpenAI interface that the chat box makes. Keeps no key: the browser sends what it has.
 
+import { ask } from "./ask.js";
 import { readEvents } from "./sse.js";
 
 async function fault(answer) {
@@ -16,7 +17,7 @@ async function fault(answer) {
 }
 
 async function post(path, body, signal, headers = {}) {
-  const answer = await fetch(path, {
+  const answer = await ask(path, {
     method: "POST",
     signal,
     headers: { "Content-Type": "application/json", ...headers },
@@ -28,7 +29,7 @@ async function post(path, body, signal, headers = {}) {
 
 /** {name, limit}: the model and how many tokens a request may have. */
 export async function readModel() {
-  const answer = await fetch("/v1/models");
+  const answer = await ask("/v1/models");
   if (!answer.ok) throw await fault(answer);
   const model = (await answer.json()).data[0];
   return { name: model.id, limit: model.max_model_len ?? 2048 };

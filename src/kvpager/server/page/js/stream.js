@@ -1,5 +1,6 @@
 // The connection to /v1/kv/stream: frames as they come, and its state in words. Comes back by itself.
 
+import { ask } from "./ask.js";
 import { readEvents } from "./sse.js";
 
 const FIRST_WAIT = 1000;
@@ -40,7 +41,7 @@ export class Stream {
     }, 1000);
     this.reason = "";
     try {
-      const answer = await fetch(this.url, { signal: stop.signal, headers: { Accept: "text/event-stream" } });
+      const answer = await ask(this.url, { signal: stop.signal, headers: { Accept: "text/event-stream" } });
       if (answer.status === 401 || answer.status === 403) return "unauthorised";
       if (answer.status === 404) return "unavailable";
       if (!answer.ok) return await this.refused(answer);

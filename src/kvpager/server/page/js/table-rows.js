@@ -11,7 +11,7 @@ const GAP_TEXT = 64; // for "… 812 …" where the middle of a long table is le
 
 /** Rows with their cells: {table, y, step, labelWidth, cells: [{page, x}], left: how many pages are left out}. */
 export function layoutRows(tables, width) {
-  const labelWidth = width < 520 ? 96 : 196;
+  const labelWidth = width < 520 ? 108 : 196;
   const room = width - labelWidth - (tables.some(isCut) ? 52 : 4);
   const longest = Math.max(1, ...tables.map((table) => table.pages.length));
   const step = Math.max(NARROWEST, Math.min(WIDEST, Math.floor(room / longest)));

@@ -2,6 +2,7 @@
 //
 // They are asked for only while somebody can see them. What is drawn where is in table-rows.js.
 
+import { ask } from "./ask.js";
 import { fitCanvas, setText, themeValue, watchWidth } from "./dom.js";
 import { drawRows, layoutRows, ROW } from "./table-rows.js";
 import * as format from "./format.js";
@@ -37,15 +38,15 @@ export class Tables {
   async poll() {
     this.isAsking = true;
     while (this.isWanted) {
-      await this.ask();
+      await this.read();
       await new Promise((done) => setTimeout(done, PAUSE));
     }
     this.isAsking = false;
   }
 
-  async ask() {
+  async read() {
     try {
-      const answer = await fetch(`/v1/kv/tables?limit=${MOST_PAGES}`);
+      const answer = await ask(`/v1/kv/tables?limit=${MOST_PAGES}`);
       if (!answer.ok) return;
       const body = await answer.json();
       this.take(body.tables);

@@ -1,5 +1,6 @@
 // Faults and migrations of the last minute: a lane for each kind, a mark for each event, as long as it took.
 
+import { ask } from "./ask.js";
 import { fitCanvas, setText, themeValue, watchWidth } from "./dom.js";
 import * as format from "./format.js";
 
@@ -130,7 +131,7 @@ export class Timeline {
     setText(this.words, "Fetching");
     let words = "Download trace";
     try {
-      const answer = await fetch("/v1/kv/trace");
+      const answer = await ask("/v1/kv/trace");
       if (!answer.ok) throw new Error(`status ${answer.status}`);
       const link = document.createElement("a");
       link.href = URL.createObjectURL(new Blob([await answer.arrayBuffer()], { type: "application/json" }));

@@ -6,7 +6,7 @@ import * as format from "./format.js";
 export class Waste {
   constructor(root) {
     this.paged = half("Paged");
-    this.reserved = half("Contiguous, up to each limit");
+    this.reserved = half("Contiguous");
     this.fits = element("p");
     this.context = element("p");
     this.empty = element("p", { class: "empty" }, "No request runs: nothing to compare.");
@@ -21,8 +21,8 @@ export class Waste {
     this.empty.hidden = hasRequests;
     if (!hasRequests) return;
     const scale = Math.max(now.reserved_bytes, now.paged_used_bytes, 1);
-    write(this.paged, now.paged_used_bytes, now.paged_waste_share, scale);
-    write(this.reserved, now.reserved_bytes, now.reserved_waste_share, scale);
+    write(this.paged, now.paged_used_bytes, now.paged_waste_share, scale, "held");
+    write(this.reserved, now.reserved_bytes, now.reserved_waste_share, scale, "reserved");
     const [paged, contiguous] = [now.fits_paged, now.fits_contiguous];
     const words = `Of requests like these, ${format.count(paged)} fit in pages and ${format.count(contiguous)} contiguously.`;
     setText(this.fits, Number.isFinite(paged) && Number.isFinite(contiguous) ? words : "");
@@ -31,13 +31,13 @@ export class Waste {
   }
 }
 
-function write(part, bytes, waste, scale) {
+function write(part, bytes, waste, scale, how) {
   const [value, unit] = format.percent(waste).split(" ");
   setText(part.value, value);
   setText(part.unit, ` ${unit ?? ""} wasted`);
   part.held.style.width = `${((bytes * (1 - waste)) / scale) * 100}%`;
   part.wasted.style.width = `${((bytes * waste) / scale) * 100}%`;
-  setText(part.note, `${format.bytes(bytes)}, ${format.bytes(bytes * (1 - waste))} hold tokens`);
+  setText(part.note, `${format.bytes(bytes)} ${how}, ${format.bytes(bytes * (1 - waste))} of it tokens`);
 }
 
 function half(title) {
