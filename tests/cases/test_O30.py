@@ -40,10 +40,12 @@ class Streams:
 
     def __init__(self, url: str, pool: ThreadPoolExecutor, count: int = STREAMS) -> None:
         self._url = url
-        self.num_begun = 0
+        self._begun: list[str] = []
         self._ends: list[Future[str]] = [pool.submit(self._read, f"client {number}") for number in range(count)]
         stop_at = time.monotonic() + 60
-        while self.num_begun < count:
+        while len(self._begun) < count:
+            for end in self._ends:
+                assert not end.done() or end.exception() is None, end.exception()
             assert time.monotonic() < stop_at, "they did not begin"
             time.sleep(0.005)
 
@@ -55,7 +57,7 @@ class Streams:
                 text += part
                 if not has_begun and "data:" in text:
                     has_begun = True
-                    self.num_begun += 1
+                    self._begun.append(prompt)
         return text
 
     def texts(self, seconds: float) -> list[str]:
@@ -100,10 +102,12 @@ def test_the_engine_dies(model: str, kind: type[Exception]) -> None:
 
 
 def test_the_engine_hangs_and_comes_back(model: str) -> None:
-    with streaming(model, stall_seconds=0.3) as (server, streams):
+    with streaming(model, stall_seconds=30) as (server, streams):
         assert httpx.get(server.url + "/ready").status_code == 200  # control
-        gate = Gate()
-        server.service.thread.before_turn = gate
+        thread, gate = server.service.thread, Gate()
+        thread.before_turn = gate
+        assert gate.is_reached.wait(SLACK)
+        thread._stall_seconds = 0.3  # not before: a slow machine is not a hanging engine
         try:
             stalled = wait_until(server.url, 503)
             assert stalled.json()["status"] == "stalled"
@@ -113,6 +117,7 @@ def test_the_engine_hangs_and_comes_back(model: str) -> None:
             assert int(refused.headers["retry-after"]) >= 1
             wait_until(server.url, 503, "/health")  # it is high time now
         finally:
+            thread._stall_seconds = 30
             gate.open()
         assert all(text.rstrip().endswith("[DONE]") for text in streams.texts(60))
         wait_until(server.url, 200)
