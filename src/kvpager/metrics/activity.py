@@ -5,6 +5,7 @@ Knows when two looks were, not when something happened between them, and no page
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Literal, NamedTuple
 
 from kvpager.metrics.rates import GAP_SECONDS
 from kvpager.metrics.snapshot import Snapshot
@@ -48,17 +49,21 @@ class Activity:
             return []
         before, begin = last
         found = (*_faults(before, now), *_device(before, now), *_tiers(before, now))
-        return [Deed(kind, tier, pages, seconds, begin, time) for kind, tier, pages, seconds in found if pages > 0]
+        return [Deed(*each, begin, time) for each in found if each.pages > 0]
 
 
-_Found = tuple[str, str, int, float]  # kind, tier, pages, seconds
+class _Found(NamedTuple):
+    kind: str
+    tier: str
+    pages: int
+    seconds: float = 0.0
 
 
 def _faults(before: Snapshot, now: Snapshot) -> Iterator[_Found]:
     for kind, count in now.cache.faults.items():
         was = before.cache.faults[kind]
         tier = _loaded_from(before, now) if kind is FaultKind.MAJOR else "device"
-        yield _FAULTS[kind], tier, count.pages - was.pages, count.seconds - was.seconds
+        yield _Found(_FAULTS[kind], tier, count.pages - was.pages, count.seconds - was.seconds)
 
 
 def _loaded_from(before: Snapshot, now: Snapshot) -> str:
@@ -70,8 +75,8 @@ def _loaded_from(before: Snapshot, now: Snapshot) -> str:
 
 def _device(before: Snapshot, now: Snapshot) -> Iterator[_Found]:
     reclaimed, was = now.cache.reclaim, before.cache.reclaim
-    yield "eviction", "device", reclaimed.background + reclaimed.direct - was.background - was.direct, 0.0
-    yield "preemption", "device", now.engine.preemptions - before.engine.preemptions, 0.0
+    yield _Found("eviction", "device", reclaimed.background + reclaimed.direct - was.background - was.direct)
+    yield _Found("preemption", "device", now.engine.preemptions - before.engine.preemptions)
 
 
 def _tiers(before: Snapshot, now: Snapshot) -> Iterator[_Found]:
@@ -81,12 +86,12 @@ def _tiers(before: Snapshot, now: Snapshot) -> Iterator[_Found]:
             continue
         kind, earlier = tier.usage.kind, was[tier.name]
         stored, loaded = tier.stored.seconds - earlier.stored.seconds, tier.loaded.seconds - earlier.loaded.seconds
-        yield "demote", tier.name, _moved(before, now, kind, "demoted"), stored
-        yield "promote", tier.name, _moved(before, now, kind, "promoted"), loaded
-        yield "eviction", tier.name, tier.evicted - earlier.evicted, 0.0
+        yield _Found("demote", tier.name, _moved(before, now, kind, "demoted"), stored)
+        yield _Found("promote", tier.name, _moved(before, now, kind, "promoted"), loaded)
+        yield _Found("eviction", tier.name, tier.evicted - earlier.evicted)
 
 
-def _moved(before: Snapshot, now: Snapshot, kind: TierKind, way: str) -> int:
+def _moved(before: Snapshot, now: Snapshot, kind: TierKind, way: Literal["demoted", "promoted"]) -> int:
     if before.cache.migration is None or now.cache.migration is None:
         return 0
     counts: int = getattr(now.cache.migration, way).get(kind, 0) - getattr(before.cache.migration, way).get(kind, 0)

@@ -12,7 +12,7 @@ who asked for a branch.
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
@@ -99,7 +99,7 @@ def view_pool(cache: "PagedCache", sequences: "Sequence[CacheSequence]", owners:
     REQUIRES: the thread that owns the cache, between two calls.
     """
     pool = cache.pool
-    entries, lengths = _entries(sequences)
+    entries, lengths = _entries_of(sequences)
     number = np.repeat(np.array(owners, np.uint16), lengths)
     has_block = entries >= 0
     is_all_here = bool(has_block.all())  # the common case
@@ -121,14 +121,20 @@ def view_pool(cache: "PagedCache", sequences: "Sequence[CacheSequence]", owners:
     return PoolView(view, PageCounts(_per_sequence(has_block, lengths), shared, _per_sequence(entries < -1, lengths)))
 
 
-def _entries(sequences: "Sequence[CacheSequence]") -> tuple[np.ndarray, np.ndarray]:
+class _Entries(NamedTuple):
     """All page-table entries, sequence by sequence, and how many each sequence has."""
+
+    entries: np.ndarray
+    lengths: np.ndarray
+
+
+def _entries_of(sequences: "Sequence[CacheSequence]") -> _Entries:
     tables = [table for seq in sequences for table in seq.tables]
     if not tables:
-        return _NO_INTS, np.zeros(len(sequences), np.int64)
+        return _Entries(_NO_INTS, np.zeros(len(sequences), np.int64))
     sizes = list(map(len, tables))
     entries = np.concatenate([table.snapshot()[:size] for table, size in zip(tables, sizes, strict=True)])
-    return entries.astype(np.int64), np.array(sizes).reshape(len(sequences), -1).sum(axis=1)
+    return _Entries(entries.astype(np.int64), np.array(sizes).reshape(len(sequences), -1).sum(axis=1))
 
 
 def _per_sequence(chosen: np.ndarray, lengths: np.ndarray) -> list[int]:
@@ -153,8 +159,14 @@ def _filled(cache: "PagedCache") -> np.ndarray:
     return tokens
 
 
-def _begun(cache: "PagedCache") -> tuple[np.ndarray, np.ndarray]:
+class _Begun(NamedTuple):
     """Blocks of pages that are not full, once for each sequence that maps them, and how many slots of each are."""
+
+    blocks: np.ndarray
+    fills: np.ndarray
+
+
+def _begun(cache: "PagedCache") -> _Begun:
     rows, page_size = cache.rows, cache.layout.page_size
     live = np.fromiter(cache.sequences, np.int64, len(cache.sequences))
     is_settled = rows.committed[live] == rows.reserved[live]  # no step is writing it
@@ -169,4 +181,4 @@ def _begun(cache: "PagedCache") -> tuple[np.ndarray, np.ndarray]:
             fill[:1] = rows.committed[row] % page_size
             blocks.append(entries[entries >= 0])
             fills.append(fill[entries >= 0])
-    return np.concatenate(blocks).astype(np.int64), np.concatenate(fills)
+    return _Begun(np.concatenate(blocks).astype(np.int64), np.concatenate(fills))
