@@ -1,6 +1,7 @@
 """Open case O-26: every route asks for the key, however its path is written, before it reads a body."""
 
 import asyncio
+import socket
 import statistics
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -15,6 +16,7 @@ from kvpager.errors import ConfigError
 from kvpager.server.app import create_app
 from kvpager.server.guard import LIVENESS
 from kvpager.server.keys import ApiKeys, check_bind, load_keys
+from kvpager.server.run import serve
 from kvpager.server.tenant import named_tenant
 from tests.cli.tiny_model import save_tiny_model
 from tests.server.asgi import LOCAL, Answer, ask, asked
@@ -148,8 +150,11 @@ def test_what_others_may_not_see_is_off_by_default(app: FastAPI) -> None:
         assert reached(path).status == 403, path
 
 
-def test_an_open_bind_needs_a_key_or_a_flag(keys: Path) -> None:
+def test_an_open_bind_needs_a_key_or_a_flag(keys: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert ServerOptions().host == "127.0.0.1"
+    monkeypatch.delenv("KVPAGER_API_KEY", raising=False)
+    with pytest.raises(ConfigError, match="API key"), socket.socket() as unused:
+        serve(_no_engine, ServerOptions(host="0.0.0.0"), unused, print)  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match="API key"):
         check_bind(ServerOptions(host="0.0.0.0"), has_keys=False)
     check_bind(ServerOptions(host="0.0.0.0"), has_keys=len(load_keys(keys, {})) > 0)
