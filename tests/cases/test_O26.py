@@ -86,7 +86,9 @@ def test_no_spelling_of_any_path_leads_around_the_guard(app: FastAPI) -> None:
         tried = 0
         for path in paths:
             for spelling, spell in SPELLINGS.items():
-                for method in METHODS if spell(path) not in LIVENESS else ():
+                for method in METHODS:
+                    if spell(path) in LIVENESS and method in ("GET", "HEAD"):
+                        continue
                     for name, key in WRONG_KEYS.items():
                         headers = [LOCAL, *([] if key is None else [(b"authorization", key)])]
                         answer = await asked(app, method, spell(path), headers, body=[b"{}"])

@@ -6,7 +6,7 @@ answer.status, answer.headers, answer.json, answer.reads
 
 import asyncio
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -38,8 +38,9 @@ def ask(
     headers: Iterable[tuple[bytes, bytes]] = (LOCAL,),
     body: Iterable[bytes] = (b"",),
     query: bytes = b"",
+    state: Mapping[str, object] | None = None,
 ) -> Answer:
-    return asyncio.run(asked(app, method, path, headers, body, query))
+    return asyncio.run(asked(app, method, path, headers, body, query, state))
 
 
 async def asked(
@@ -49,8 +50,10 @@ async def asked(
     headers: Iterable[tuple[bytes, bytes]] = (LOCAL,),
     body: Iterable[bytes] = (b"",),
     query: bytes = b"",
+    state: Mapping[str, object] | None = None,
 ) -> Answer:
-    """``body``: its chunks; after the last one, nothing comes until the application has ended."""
+    """``body``: its chunks; after the last one, nothing comes until the application has ended. ``state``: what layers
+    before the application have found out."""
     chunks = list(body)
     sent: list[Message] = []
     reads = 0
@@ -78,7 +81,7 @@ async def asked(
         "headers": list(headers),
         "client": ("127.0.0.1", 1),
         "server": ("127.0.0.1", 8000),
-        "state": {},
+        "state": dict(state or {}),
     }
     await app(scope, receive, send)
     start = sent[0]

@@ -11,7 +11,8 @@ from starlette.types import Receive, Scope, Send
 from kvpager.server.bodies import Bodies
 from kvpager.server.envelope import MAX_HEADER_BYTES, MAX_HEADERS, Envelope
 from kvpager.server.request_ids import request_id_of, session_of
-from tests.server.asgi import ask
+from kvpager.server.tenant import Tenant
+from tests.server.asgi import ask, asked
 
 MARKER = "marker-7f3a"
 
@@ -83,6 +84,9 @@ def test_answers_are_not_kept_framed_or_guessed() -> None:
     assert headers["cache-control"] == "no-store"
 
 
+KNOWN = {"tenant": Tenant()}  # as the guard leaves it
+
+
 async def measure(scope: Scope, receive: Receive, send: Send) -> None:
     body = await Request(scope, receive).body()
     await JSONResponse({"size": len(body)})(scope, receive, send)
@@ -92,12 +96,12 @@ def test_bodies_are_bounded_whatever_the_header_says() -> None:
     app = Bodies(measure, max_bytes=100)
     for chunks, length in (([b"a" * 100], b"100"), ([b"a" * 50, b"a" * 50], None), ([b""], b"0")):
         headers = [] if length is None else [(b"content-length", length)]
-        answer = ask(app, "POST", "/", headers, body=chunks)
+        answer = ask(app, "POST", "/", headers, body=chunks, state=KNOWN)
         assert (answer.status, answer.json["size"]) == (200, sum(map(len, chunks)))
-    announced = ask(app, "POST", "/", [(b"content-length", b"101")], body=[b"a" * 101])
+    announced = ask(app, "POST", "/", [(b"content-length", b"101")], body=[b"a" * 101], state=KNOWN)
     assert (announced.status, announced.reads) == (413, 0)
     for chunks in ([b"a" * 101], [b"a" * 60, b"a" * 60, b"a"]):
-        answer = ask(app, "POST", "/", [(b"transfer-encoding", b"chunked")], body=chunks)
+        answer = ask(app, "POST", "/", [(b"transfer-encoding", b"chunked")], body=chunks, state=KNOWN)
         assert answer.status == 413
         assert json.loads(answer.body)["error"]["code"] == "body_too_large"
         assert answer.headers["connection"] == "close"
@@ -108,7 +112,8 @@ def test_a_body_that_does_not_come_is_not_waited_for() -> None:
     async def never(scope: Scope, receive: Receive, send: Send) -> None:
         raise AssertionError("the route began")
 
-    answer = ask(Bodies(never, max_bytes=100, seconds=0.05), "POST", "/", [(b"content-length", b"9")], body=[])
+    app = Bodies(never, max_bytes=100, seconds=0.05)
+    answer = ask(app, "POST", "/", [(b"content-length", b"9")], body=[], state=KNOWN)
     assert answer.status == 408
 
 
@@ -117,12 +122,15 @@ def test_bodies_together_are_bounded() -> None:
         """Each request holds its body while the next one comes."""
         nonlocal depth
         depth += 1
-        from tests.server.asgi import asked
-
-        inner = await asked(app, "POST", "/", body=[b"a" * 100])
+        inner = await asked(app, "POST", "/", body=[b"a" * 100], state=KNOWN)
         await JSONResponse({"inner": inner.status}, inner.status, dict(inner.headers))(scope, receive, send)
 
     depth, app = 0, Bodies(again, max_bytes=100)
-    answer = ask(app, "POST", "/", body=[b"a" * 100])
+    answer = ask(app, "POST", "/", body=[b"a" * 100], state=KNOWN)
     assert (answer.status, answer.headers["retry-after"], depth) == (503, "1", 32)
     assert app._held == 0
+
+
+def test_who_was_not_asked_for_a_key_sends_no_body() -> None:
+    answer = ask(Bodies(measure, max_bytes=100), "GET", "/health", body=[b"a" * 50, b"a" * 500])
+    assert (answer.status, answer.json["size"], answer.reads) == (200, 0, 0)

@@ -44,7 +44,7 @@ class Guard:
 
     def _admit(self, scope: Scope) -> None:
         """Names the tenant. Raises ApiError for whoever may not pass."""
-        if scope["path"] in LIVENESS:
+        if scope["path"] in LIVENESS and scope["method"] in ("GET", "HEAD"):
             return
         headers = Headers(scope=scope)
         tenant = self._tenant(headers) if len(self._keys) else Tenant()
