@@ -1,14 +1,15 @@
 """What the documentation shows is run: its python blocks, file by file and in order, and what they print is compared.
 
 A ```text block that follows a ```python block is what that block prints. A block behind the line <!-- model --> needs
-the real model; those of a file run together, in a test of their own. Links, commands and make targets have to exist.
+the real model; those of a file run together, in a test of their own; one behind <!-- server --> needs a server, and is
+run by tests/server. Links, commands and make targets have to exist.
 """
 
 import contextlib
 import io
 import re
 import tomllib
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
@@ -20,6 +21,7 @@ ROOT = Path(__file__).parents[1]
 PAGES = sorted([ROOT / "README.md", *ROOT.glob("docs/**/*.md")])
 FENCE = re.compile(r"^```(\w*)\s*$")
 MODEL_MARK = "<!-- model -->"
+SERVER_MARK = "<!-- server -->"
 LINK = re.compile(r"\]\((?!https?:|mailto:)([^)#\s]*)(?:#([^)\s]*))?\)")
 
 
@@ -31,6 +33,7 @@ class Block:
     body: str
     line: int
     needs_model: bool
+    needs_server: bool = False
     printed: str | None = None  # what the page says it prints
 
 
@@ -49,16 +52,18 @@ def blocks_of(text: str) -> list[Block]:
         body = "".join(f"{line}\n" for line in lines[at + 1 : stop])
         if fence[1] == "text" and not prose and found and found[-1].language == "python" and not found[-1].printed:
             last = found.pop()
-            found.append(Block(last.language, last.body, last.line, last.needs_model, body))
+            found.append(replace(last, printed=body))
         else:
-            found.append(Block(fence[1], body, at + 2, prose.endswith(MODEL_MARK)))
+            needs = (prose.endswith(MODEL_MARK), prose.endswith(SERVER_MARK))
+            found.append(Block(fence[1], body, at + 2, *needs))
         at, prose = stop + 1, ""
     return found
 
 
 def python_blocks(page: Path, needs_model: bool) -> list[Block]:
     found = blocks_of(page.read_text(encoding="utf-8"))
-    return [block for block in found if block.language == "python" and block.needs_model is needs_model]
+    python = [block for block in found if block.language == "python" and not block.needs_server]
+    return [block for block in python if block.needs_model is needs_model]
 
 
 def run(page: Path, block: Block, namespace: dict[str, object]) -> str:
