@@ -105,6 +105,15 @@ def test_a_model_that_is_not_there(kvpager: Run, tmp_path: Path) -> None:
     _is_one_line(err, "no-model")
 
 
+def test_what_fails_after_the_model_is_loaded(kvpager: Run, model: str, taken_port: int) -> None:
+    pytest.importorskip("zmq")
+    code, out, err = kvpager(
+        "serve", model, "--port", "0", "--capacity", "1MiB", "--events", f"tcp://127.0.0.1:{taken_port}"
+    )
+    assert (code, out) == (2, "")
+    _is_one_line(err, f"tcp://127.0.0.1:{taken_port} can't be bound")
+
+
 def test_a_model_that_is_given_twice(kvpager: Run) -> None:
     code, _, err = kvpager("serve", "one", "--model", "two")
     assert code == 2

@@ -61,20 +61,30 @@ def serve(
 async def _serve(app: FastAPI, bound: socket.socket, asks_for_keys: bool, say: Callable[[Start], None]) -> bool:
     service: Service = app.state.service
     thread, options = service.thread, service.options
-    engine = await thread.start()
-    start = describe_start(
-        engine,
-        served_name=service.model_name,
-        url=_url(options.host, bound.getsockname()[1]),
-        has_page=options.page,
-        asks_for_keys=asks_for_keys,
-    )
-    server = Server(uvicorn.Config(
+    async with app.router.lifespan_context(app):  # here rather than in uvicorn, which keeps errors to itself
+        start = describe_start(
+            service.engine,
+            served_name=service.model_name,
+            url=_url(options.host, bound.getsockname()[1]),
+            has_page=options.page,
+            asks_for_keys=asks_for_keys,
+        )
+        server = Server(_config(app), thread, options.drain_seconds, lambda: say(start))
+        report = asyncio.create_task(_report(thread, options.status_seconds))
+        try:
+            await server.serve(sockets=[bound])
+        finally:
+            report.cancel()
+    return await thread.stop() and server.is_drained
+
+
+def _config(app: FastAPI) -> uvicorn.Config:
+    return uvicorn.Config(
         app,
         http="h11",
         ws="none",
         loop="asyncio",
-        lifespan="on",
+        lifespan="off",
         log_config=None,
         access_log=False,
         server_header=False,
@@ -82,14 +92,7 @@ async def _serve(app: FastAPI, bound: socket.socket, asks_for_keys: bool, say: C
         timeout_graceful_shutdown=_FLUSH_SECONDS,
         h11_max_incomplete_event_size=_MAX_HEADER_BYTES,
         limit_concurrency=_max_connections(),
-    ), thread, options.drain_seconds, lambda: say(start))  # fmt: skip
-    report = asyncio.create_task(_report(thread, options.status_seconds))
-    try:
-        await server.serve(sockets=[bound])
-    finally:
-        report.cancel()
-        has_ended = await thread.stop()
-    return has_ended and server.is_drained
+    )
 
 
 class Server(uvicorn.Server):
@@ -109,6 +112,10 @@ class Server(uvicorn.Server):
         self._loop = asyncio.get_running_loop()
         await super().startup(sockets)
         self._say_started()
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        logging.getLogger("uvicorn.error").addFilter(_is_no_cut)
+        await super().shutdown(sockets)
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         """Runs between two instructions of the event loop's thread."""
@@ -134,6 +141,11 @@ class Server(uvicorn.Server):
                 _log.warning("requests were ended that did not end in time")
         finally:
             self.should_exit = True
+
+
+def _is_no_cut(record: logging.LogRecord) -> bool:
+    """Streams without an end, as of the memory page, are cut when the server stops: no error."""
+    return "without completing response" not in record.getMessage()
 
 
 async def _report(thread: EngineThread, seconds: float | None) -> None:

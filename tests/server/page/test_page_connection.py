@@ -18,15 +18,13 @@ pytestmark = pytest.mark.slow
     ("status", "state", "words"),
     [
         (401, "unauthorised", "operator"),
-        (404, "unavailable", "no memory stream"),
         (503, "gone", "the engine is draining"),
-        (429, "gone", "the engine is draining"),
         (500, "reconnecting", "next try in"),
     ],
 )
 def test_what_stands_in_the_way_is_told(browser: Browser, moving: Served, status: int, state: str, words: str) -> None:
     moving.feed.status = status
-    moving.feed.reason = "the engine is draining" if status in (429, 503) else ""
+    moving.feed.reason = "the engine is draining" if status == 503 else ""
     browser.open(moving.url)
     browser.until(lambda: browser.run("return document.querySelector('#connection').dataset.state") == state)
     assert words in browser.text("#connection-words")
