@@ -1,6 +1,6 @@
 """Bodies, headers and queries made from the OpenAPI document, right and wrong ones, against a live server.
 
-schemathesis makes them; its checks say what an answer may be. By hand: ``FUZZ_EXAMPLES=3000 pytest -m heavy`` this file.
+schemathesis makes them; its checks say what an answer may be. By hand: ``FUZZ_EXAMPLES=3000 pytest -m heavy FILE``.
 """
 
 import copy
