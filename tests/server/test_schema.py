@@ -1,6 +1,6 @@
 """Bodies, headers and queries made from the OpenAPI document, right and wrong ones, against a live server.
 
-schemathesis makes them; its checks say what an answer may be. By hand: ``KVPAGER_FUZZ=3000 pytest -m heavy`` this file.
+schemathesis makes them; its checks say what an answer may be. By hand: ``FUZZ_EXAMPLES=3000 pytest -m heavy FILE``.
 """
 
 import copy
@@ -24,7 +24,7 @@ from tests.server.serving import Serving, serving
 
 KEY = "sk-fuzz-0123456789abcdef"
 EXAMPLES = 8  # of each operation and mode
-MANY = int(os.environ.get("KVPAGER_FUZZ", "2000"))
+MANY = int(os.environ.get("FUZZ_EXAMPLES", "2000"))
 ENDLESS = {"/v1/kv/stream"}  # an answer without an end can't be looked at whole
 
 load_all_checks()
