@@ -12,6 +12,7 @@ from fastapi.testclient import TestClient
 
 from kvpager.config.server_options import ServerOptions
 from kvpager.server import page_route
+from kvpager.server.app import create_app
 from kvpager.server.errors import ApiError, answer_error
 from kvpager.server.guard import Guard
 from kvpager.server.keys import ApiKeys
@@ -126,3 +127,10 @@ def test_licences_lie_beside_what_was_made_elsewhere() -> None:
 def test_own_files_stay_small() -> None:
     for path in _OWN:
         assert len(path.read_text().splitlines()) <= 400, path.name
+
+
+@pytest.mark.parametrize("is_wanted", [True, False])
+def test_the_option_page_decides(is_wanted: bool) -> None:
+    app = create_app(lambda: pytest.fail("no engine is needed"), ServerOptions(page=is_wanted))
+    answer = TestClient(app, base_url="http://127.0.0.1").get("/")  # without its lifespan: nothing is opened
+    assert answer.status_code == (200 if is_wanted else 404)

@@ -75,7 +75,7 @@ const tables = new Tables(
   },
 );
 const timeline = new Timeline($("#lanes"), $("#lanes-canvas"), { button: $("#trace"), words: $("#trace-words") });
-const inView = new Set(["alerts"]); // panels that somebody can see; alerts have a badge at the top
+const inView = new Set(["alerts", "map"]); // panels that somebody can see; alerts have a badge at the top
 const panels = {
   figures: new Figures($("#figures"), series),
   legend,
@@ -148,7 +148,10 @@ function drawMap() {
   if (!shown) return;
   const { memory, meta } = shown;
   if (memory.count !== map.count) layout();
-  else if (changed === null) map.drawAll(memory);
+  else if (!inView.has("map")) {
+    changed = null; // drawn when it comes into sight
+    return;
+  } else if (changed === null) map.drawAll(memory);
   else for (const blocks of changed) map.draw(memory, blocks);
   if (map.marks.owner && changed !== null) map.drawMarks(memory);
   changed = [];
@@ -159,7 +162,7 @@ function drawMap() {
 
 function drawPanels() {
   wroteAt = performance.now();
-  for (const name of inView) schedule.add(name, () => panels[name].show(shown));
+  for (const name of inView) schedule.add(name, () => panels[name]?.show(shown));
   schedule.add("follow", () => follow.show());
   schedule.add("title", () => {
     setText($("#model"), shown.meta.model);
@@ -217,9 +220,14 @@ for (const name of Object.keys(panels)) {
   watchVisible($(`#${name}`), (isVisible) => {
     if (!isVisible) return name !== "alerts" && inView.delete(name);
     inView.add(name);
-    return shown && schedule.add(name, () => panels[name].show(shown));
+    return shown && schedule.add(name, () => panels[name]?.show(shown));
   });
 }
+watchVisible($("#map"), (isVisible) => {
+  if (!isVisible) return inView.delete("map");
+  inView.add("map");
+  return schedule.add("map", drawMap);
+});
 watchVisible($("#tables"), (isVisible) => tables.want(isVisible));
 
 async function readPast() {

@@ -1,6 +1,6 @@
 // Work for the screen: a few milliseconds in each animation frame, what does not fit waits for the next one.
 
-const SLICE = 7; // milliseconds; leaves more than half of a frame at 60 Hz to the browser
+const SLICE = 3; // milliseconds; what a slice writes, the browser lays out and paints in the same frame
 
 export class Schedule {
   constructor() {
