@@ -74,7 +74,7 @@ def test_version(kvpager: Callable[..., object]) -> None:
 @pytest.mark.parametrize(
     ("argv", "told"),
     [
-        ([], "no command given; choose one of run, chat, demo"),
+        ([], "no command given; choose one of run, chat, serve"),
         (["rum"], "unknown command 'rum'; did you mean 'run'?"),
         (["doktor"], "did you mean 'doctor'?"),
         (["xyzzy"], "known are run, chat"),
@@ -85,7 +85,7 @@ def test_version(kvpager: Callable[..., object]) -> None:
         (["run", "--max-tokens"], "--max-tokens: expected one argument"),
         (["run", "--chat", "--raw", "hi"], "not allowed with argument"),
         (["doctor", "now"], "kvpager doctor doesn't know 'now'; see kvpager doctor --help"),
-        (["run", "--max-tokens", "0", "hi"], "max_tokens"),
+        (["run", "--max-tokens=-1", "hi"], "max_tokens"),
         (["run", "--capacity", "2QiB", "hi"], "capacity"),
         (["run", "--config", "nowhere.toml", "hi"], "nowhere.toml can't be read"),
     ],

@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import threading
 from collections.abc import Awaitable, Callable
 from typing import Any
 
@@ -9,7 +10,7 @@ import pytest
 
 from kvpager.engine.engine import Engine
 from kvpager.engine.request import FinishReason
-from kvpager.errors import InvariantError
+from kvpager.errors import ConfigError, InvariantError
 from kvpager.metrics.request_metrics import RequestMetrics
 from kvpager.server.engine_loop import MAX_FAILING_STEPS
 from kvpager.server.engine_thread import EngineGone, EngineThread
@@ -53,6 +54,30 @@ def test_an_engine_that_can_not_be_opened(model: str) -> None:
         assert not await thread.stop()
 
     asyncio.run(body())
+
+
+def test_who_gives_up_while_it_is_opened_leaves_nothing_open(model: str) -> None:
+    opened: list[Engine] = []
+    is_opening, may_open = threading.Event(), threading.Event()
+
+    def open_slowly() -> Engine:
+        is_opening.set()
+        assert may_open.wait(60)
+        opened.append(Engine(model, num_blocks=16))
+        return opened[0]
+
+    async def body() -> None:
+        thread = EngineThread(open_slowly, stall_seconds=1, metrics=RequestMetrics())
+        starting = asyncio.create_task(thread.start())
+        await asyncio.to_thread(is_opening.wait)
+        starting.cancel()
+        await asyncio.wait([starting])
+        may_open.set()
+        assert await thread.stop()
+
+    asyncio.run(body())
+    with pytest.raises(ConfigError, match="closed"):
+        opened[0].step()
 
 
 # -- the model fails -----------------------------------------------------------------------------------------------

@@ -89,6 +89,7 @@ class EngineLoop:
     # -- this thread ----------------------------------------------------------------------------------------------
 
     def run(self) -> None:
+        self.opened.set_running_or_notify_cancel()  # who gives up waiting for it doesn't cancel it
         try:
             engine = self._open_engine()
             self.waiting.limit = engine.options.max_waiting
