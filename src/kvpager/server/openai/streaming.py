@@ -8,10 +8,12 @@ Chunks of one choice differ in a text only: the rest is written once.
 """
 
 import json
+import logging
 from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from typing import Any
 
 from sse_starlette import EventSourceResponse
+from sse_starlette.sse import SendTimeoutError
 from starlette.types import Receive, Scope, Send
 
 from kvpager.engine.request import TokenEvent
@@ -19,6 +21,8 @@ from kvpager.errors import KVPagerError
 from kvpager.server.answer import Answer
 from kvpager.server.errors import ApiError, as_api_error
 from kvpager.server.openai.generation import Batch, batches, cancel, check_ending
+
+_log = logging.getLogger(__name__)
 
 DONE = b"data: [DONE]\n\n"
 _PING_SECONDS = 15
@@ -45,6 +49,8 @@ class Stream(EventSourceResponse):
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
             await super().__call__(scope, receive, send)
+        except SendTimeoutError:
+            _log.info("a stream was given up: its client has not read for %.0f s", self.send_timeout or 0.0)
         finally:
             cancel(self._answers)
 
