@@ -76,7 +76,7 @@ async def events(
                 yield said
             for each in batch.events:
                 if each.finish_reason is not None:
-                    check_ending(each.finish_reason)
+                    check_ending(answers[batch.prompt], each.finish_reason)
         yield (b"" if last is None else last()) + DONE
     except ApiError as error:
         yield event(error.body())
