@@ -10,6 +10,7 @@ Chunks of one choice differ in a text only: the rest is written once.
 import json
 import logging
 from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+from functools import partial
 from typing import Any
 
 from sse_starlette import EventSourceResponse
@@ -21,6 +22,7 @@ from kvpager.errors import KVPagerError
 from kvpager.server.answer import Answer
 from kvpager.server.errors import ApiError, as_api_error
 from kvpager.server.openai.generation import Batch, batches, cancel, check_ending
+from kvpager.server.openai.off_loop import OffLoop
 
 _log = logging.getLogger(__name__)
 
@@ -65,13 +67,15 @@ async def events(
     *,
     first: bytes = b"",
     last: Callable[[], bytes] | None = None,
+    off_loop: OffLoop | None = None,
 ) -> AsyncIterator[bytes]:
-    """``speak``: chunks of what came; ``first`` and ``last``: chunks before and after all others."""
+    """``speak``: chunks of what came, beside the event loop if it takes time; ``first`` and ``last``: chunks before and
+    after all others."""
     try:
         if first:
             yield first
         async for batch in batches(answers):
-            said = b"".join(speak(batch))
+            said = _said(speak, batch) if off_loop is None else await off_loop.run(partial(_said, speak, batch))
             if said:
                 yield said
             for each in batch.events:
@@ -82,6 +86,10 @@ async def events(
         yield event(error.body())
     except KVPagerError as error:
         yield event(as_api_error(error).body())
+
+
+def _said(speak: Callable[[Batch], Iterable[bytes]], batch: Batch) -> bytes:
+    return b"".join(speak(batch))
 
 
 def by_choice(came: Sequence[TokenEvent]) -> Iterable[tuple[int, Sequence[TokenEvent]]]:
