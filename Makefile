@@ -66,6 +66,7 @@ bench: model ## one benchmark as JSON: make bench BENCH=bookkeeping
 docs: venv ## the pages that are made from tables, and the site
 	$(RUN)/python -m pip install --quiet -c constraints.txt --no-build-isolation -e '.[docs]'
 	$(RUN)/python -c "from kvpager.config import options_table; print(options_table(), end='')" > docs/options.md
+	$(RUN)/python -c "from kvpager.server.openai.requests_page import requests_page as page; print(page(), end='')" > docs/requests.md
 	$(RUN)/kvpager metrics page > docs/metrics.md
 	$(RUN)/kvpager metrics alerts-page > docs/alerts.md
 	$(RUN)/mkdocs build --strict

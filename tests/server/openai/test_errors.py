@@ -1,5 +1,6 @@
 """What goes wrong, as OpenAI's own client raises it; and that no error says what was sent."""
 
+import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -7,6 +8,7 @@ import httpx
 import openai
 import pytest
 
+from kvpager.config.server_options import ServerOptions
 from kvpager.engine.engine import Engine
 from tests.server.openai.settled import assert_settled
 from tests.server.serving import Serving, serving
@@ -122,6 +124,21 @@ def test_a_full_queue_is_429_with_a_time_to_wait(narrow: Serving) -> None:
         assert_settled(narrow)
         assert client.post("/v1/completions", json={"prompt": ["a"] * 2, "max_tokens": 1}).status_code == 200
         assert client.post("/v1/completions", json={"prompt": "a", "n": 2}).json()["error"]["param"] == "n"
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_request_may_not_take_for_ever(model: str, monkeypatch: pytest.MonkeyPatch, stream: bool) -> None:
+    """Without a token by then there is no answer."""
+    with serving(model, server=ServerOptions(port=0, max_seconds=0.5)) as server:
+        with httpx.Client(base_url=server.url, timeout=30) as client, monkeypatch.context() as patched:
+            patched.setattr(server.engine, "step", lambda: time.sleep(0.01))
+            response = client.post("/v1/completions", json={"prompt": "hi", "stream": stream})
+        if stream:
+            assert '"code":"timeout"' in response.text
+            assert "[DONE]" not in response.text
+        else:
+            assert (response.status_code, response.json()["error"]["code"]) == (504, "timeout")
+        assert_settled(server)
 
 
 @pytest.mark.parametrize("stream", [False, True])

@@ -1,14 +1,18 @@
 """Streams over a socket: what goes over it, and that nothing is left of a client that went away."""
 
+import asyncio
 import json
 import socket
 import threading
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 from typing import Any
 
 import httpx
 import pytest
 
+from kvpager.engine.sampling_params import Sampling
+from kvpager.server.answer import Answer, Ask
+from kvpager.server.openai.streaming import Stream
 from tests.server.openai.settled import assert_settled
 from tests.server.serving import Serving, serving
 
@@ -92,3 +96,24 @@ def ask(server: Serving, body: dict[str, Any]) -> socket.socket:
     head = f"POST /v1/completions HTTP/1.1\r\nHost: {host}\r\nContent-Type: application/json\r\nConnection: close\r\n"
     sock.sendall(f"{head}Content-Length: {len(content)}\r\n\r\n".encode() + content)
     return sock
+
+
+def test_a_client_that_does_not_read_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("kvpager.server.openai.streaming._SEND_SECONDS", 0.05)
+    cancelled: list[Answer] = []
+    answer = Answer(Ask([1], Sampling()), cancelled.append)
+
+    async def chunks() -> AsyncIterator[bytes]:
+        while True:
+            yield b"data: {}\n\n"
+
+    async def full(message: object) -> None:
+        if message["type"] == "http.response.body":  # type: ignore[index]
+            await asyncio.Event().wait()
+
+    async def silent() -> Any:
+        await asyncio.Event().wait()
+
+    stream = Stream(chunks(), [answer], drain_seconds=1)
+    asyncio.run(asyncio.wait_for(stream({"type": "http", "method": "POST"}, silent, full), 30))
+    assert cancelled == [answer]

@@ -58,9 +58,9 @@ async def completions(request: Request, answers: Sequence[Answer]) -> list[list[
         cancel(answers)
         with suppress(asyncio.CancelledError, Exception):
             await done
-    for choices in found:
+    for answer, choices in zip(answers, found, strict=True):
         for choice in choices:
-            check_ending(choice.finish_reason)
+            check_ending(answer, choice.finish_reason)
     return found
 
 
@@ -69,8 +69,10 @@ async def _wait_until_gone(request: Request) -> None:
         pass
 
 
-def check_ending(reason: FinishReason | None) -> None:
+def check_ending(answer: Answer, reason: FinishReason | None) -> None:
     """Raises ApiError for an ending that is no answer. What exactly went wrong is in the log: it may quote a text."""
+    if reason is FinishReason.ERROR and answer.is_expired:
+        raise ApiError(504, "the request took longer than one may, before its first token", code="timeout")
     if reason is FinishReason.ERROR:
         raise ApiError(500, "this request failed while it was computed", code="generation_failed")
     if reason is FinishReason.CANCELLED:

@@ -8,10 +8,13 @@ Chunks of one choice differ in a text only: the rest is written once.
 """
 
 import json
+import logging
 from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+from functools import partial
 from typing import Any
 
 from sse_starlette import EventSourceResponse
+from sse_starlette.sse import SendTimeoutError
 from starlette.types import Receive, Scope, Send
 
 from kvpager.engine.request import TokenEvent
@@ -19,6 +22,9 @@ from kvpager.errors import KVPagerError
 from kvpager.server.answer import Answer
 from kvpager.server.errors import ApiError, as_api_error
 from kvpager.server.openai.generation import Batch, batches, cancel, check_ending
+from kvpager.server.openai.off_loop import OffLoop
+
+_log = logging.getLogger(__name__)
 
 DONE = b"data: [DONE]\n\n"
 _PING_SECONDS = 15
@@ -45,6 +51,8 @@ class Stream(EventSourceResponse):
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
             await super().__call__(scope, receive, send)
+        except SendTimeoutError:
+            _log.info("a stream was given up: its client has not read for %.0f s", self.send_timeout or 0.0)
         finally:
             cancel(self._answers)
 
@@ -59,23 +67,29 @@ async def events(
     *,
     first: bytes = b"",
     last: Callable[[], bytes] | None = None,
+    off_loop: OffLoop | None = None,
 ) -> AsyncIterator[bytes]:
-    """``speak``: chunks of what came; ``first`` and ``last``: chunks before and after all others."""
+    """``speak``: chunks of what came, beside the event loop if it takes time; ``first`` and ``last``: chunks before and
+    after all others."""
     try:
         if first:
             yield first
         async for batch in batches(answers):
-            said = b"".join(speak(batch))
+            said = _said(speak, batch) if off_loop is None else await off_loop.run(partial(_said, speak, batch))
             if said:
                 yield said
             for each in batch.events:
                 if each.finish_reason is not None:
-                    check_ending(each.finish_reason)
+                    check_ending(answers[batch.prompt], each.finish_reason)
         yield (b"" if last is None else last()) + DONE
     except ApiError as error:
         yield event(error.body())
     except KVPagerError as error:
         yield event(as_api_error(error).body())
+
+
+def _said(speak: Callable[[Batch], Iterable[bytes]], batch: Batch) -> bytes:
+    return b"".join(speak(batch))
 
 
 def by_choice(came: Sequence[TokenEvent]) -> Iterable[tuple[int, Sequence[TokenEvent]]]:
