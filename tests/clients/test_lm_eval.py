@@ -48,7 +48,7 @@ def test_the_scores_are_those_of_transformers(url: str, folder_of_model: str, tm
     (tmp_path / "facts.jsonl").write_text("\n".join(json.dumps(row) for row in rows))
     served = f"model=small,base_url={url}/v1/completions,tokenizer={folder_of_model},tokenizer_backend=huggingface"
     ours = _scores(tmp_path, "served", "local-completions", f"{served},num_concurrent=4")
-    theirs = _scores(tmp_path, "plain", "hf", f"pretrained={folder_of_model},dtype=float32,device=cpu")
+    theirs = _scores(tmp_path, "plain", "hf", f"pretrained={folder_of_model},dtype=float32")
     assert ours["scores"] == theirs["scores"]
     for own, other in zip(ours["loglikelihoods"], theirs["loglikelihoods"], strict=True):
         assert own == pytest.approx(other, abs=2e-3)
@@ -57,7 +57,7 @@ def test_the_scores_are_those_of_transformers(url: str, folder_of_model: str, tm
 def _scores(folder: Path, name: str, kind: str, arguments: str) -> dict[str, Any]:
     client(
         "lm_eval", "--model", kind, "--model_args", arguments, "--include_path", str(folder), "--tasks", "small_facts",
-        "--output_path", str(folder / name), "--log_samples", "--batch_size", "1", folder=folder, seconds=600,
+        "--output_path", str(folder / name), "--log_samples", "--batch_size", "1", "--device", "cpu", folder=folder, seconds=600,
     )  # fmt: skip
     (results,) = (folder / name).rglob("results_*.json")
     (samples,) = (folder / name).rglob("samples_*.jsonl")
