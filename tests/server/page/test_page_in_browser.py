@@ -4,6 +4,7 @@ from itertools import combinations
 
 import numpy as np
 import pytest
+from selenium.webdriver import ActionChains
 from selenium.webdriver.common.keys import Keys
 
 from tests.server.page.browser import Browser
@@ -74,7 +75,7 @@ def test_pixels_are_the_colour_of_the_owner(browser: Browser, still: Served) -> 
 def test_a_click_follows_a_page_through_the_tiers(browser: Browser, still: Served) -> None:
     opened(browser, still)
     browser.point_at(130)
-    browser.find("#sheet").send_keys(Keys.ENTER)
+    ActionChains(browser.driver).click().perform()
     browser.until(lambda: browser.run("return document.querySelectorAll('.journey li').length") == 3)
     assert "Block 130" in browser.text("#inspector")
     assert f"{130:016x}" in browser.text("#inspector")
