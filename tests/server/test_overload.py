@@ -82,7 +82,8 @@ def test_clients_that_come_and_go_at_random(model: str, clients: int, seconds: f
 
     with serving(model, num_blocks=128, max_running=clients // 20, max_waiting=clients // 20) as server:
         ends = asyncio.run(body(server.url))
-        assert set(ends) == {"done", "gone", "429"}, ends  # none was cut off or is still waiting
+        assert set(ends) <= {"done", "gone", "429"}, ends  # none was cut off or is still waiting
+        assert ends["done"] + ends["gone"] > 0, ends
         wait_for_rest(server)
 
 
