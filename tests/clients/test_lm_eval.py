@@ -57,7 +57,8 @@ def test_the_scores_are_those_of_transformers(url: str, folder_of_model: str, tm
 def _scores(folder: Path, name: str, kind: str, arguments: str) -> dict[str, Any]:
     client(
         "lm_eval", "--model", kind, "--model_args", arguments, "--include_path", str(folder), "--tasks", "small_facts",
-        "--output_path", str(folder / name), "--log_samples", "--batch_size", "1", "--device", "cpu", folder=folder, seconds=600,
+        "--output_path", str(folder / name), "--log_samples", "--batch_size", "1", "--device", "cpu",
+        folder=folder, seconds=600,
     )  # fmt: skip
     (results,) = (folder / name).rglob("results_*.json")
     (samples,) = (folder / name).rglob("samples_*.jsonl")
