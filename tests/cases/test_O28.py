@@ -21,6 +21,7 @@ from kvpager.config.tiers import DiskTier
 from kvpager.engine.engine import Engine
 from kvpager.server.log_filter import HideContent
 from tests.cli.tiny_model import save_tiny_model
+from tests.server.processes import wait_until
 from tests.server.serving import Serving, serving
 
 KEY = "sk-marker-key-77aa88bb99cc"
@@ -168,10 +169,7 @@ def test_a_dying_engine_tells_nothing_either(
         raise RuntimeError(f"can't go on with {PROMPT_MARKER}")
 
     server.service.thread.before_turn = die
-    for _ in range(200):
-        health = client.get("/health")
-        if health.status_code == 503:
-            break
+    health = wait_until(server.url, 503, "/health")
     answer = client.post("/v1/completions", json={"prompt": PROMPT_MARKER})
     assert (health.status_code, answer.status_code) == (503, 503)
     assert "RuntimeError" in log.text

@@ -7,7 +7,7 @@ import threading
 from collections.abc import Iterator
 from typing import Any
 
-import jsonschema
+import jsonschema_rs
 import pytest
 
 from kvpager.engine import Completion, Engine, FinishReason, Sampling
@@ -79,7 +79,7 @@ def test_every_answer_is_of_the_schema(
     done = answers(engine, guide, n=3, temperature=temperature)
     assert {each.finish_reason for each in done} == {FinishReason.STOP}
     for each in done:
-        jsonschema.validate(json.loads(each.text), form)
+        jsonschema_rs.validate(form, json.loads(each.text))
     assert len({each.text for each in done}) == (1 if temperature == 0 else 3)
     (free,) = answers(engine, None, temperature=temperature, max_tokens=50)
     with pytest.raises(json.JSONDecodeError):

@@ -17,7 +17,7 @@ from kvpager.tiers.device_pages import DevicePages
 from kvpager.tiers.host import HostStore
 from kvpager.tiers.load import Load
 from kvpager.tiers.migration import Migration
-from kvpager.tiers.move import Move, Transfer
+from kvpager.tiers.move import Move
 from kvpager.tiers.slot_book import SlotBook
 from kvpager.tiers.tier import Page, Slot
 from tests.simulation.world import World
@@ -36,13 +36,14 @@ def never_lets_a_block_go(patch: Patch) -> None:
 
 
 def publishes_although_a_load_failed(patch: Patch) -> None:
-    complete = Migration._complete_load
+    complete = Migration._complete_loads
 
-    def hopeful(self: Migration, move: Move, transfer: Transfer) -> None:
-        transfer.error = None
-        complete(self, move, transfer)
+    def hopeful(self: Migration, move: Move) -> None:
+        for transfer in move.transfers:
+            transfer.error = None
+        complete(self, move)
 
-    patch.setattr(Migration, "_complete_load", hopeful)
+    patch.setattr(Migration, "_complete_loads", hopeful)
 
 
 def publishes_before_a_load_has_ended(patch: Patch) -> None:
@@ -97,25 +98,25 @@ def moves_a_page_down_twice(patch: Patch) -> None:
 
 
 def loses_count_of_what_moves(patch: Patch) -> None:
-    complete = Migration._complete_load
+    complete = Migration._complete_loads
 
-    def careless(self: Migration, move: Move, transfer: Transfer) -> None:
+    def careless(self: Migration, move: Move) -> None:
         loading = self._loading_bytes
-        complete(self, move, transfer)
-        if transfer.error is not None:
+        complete(self, move)
+        if any(transfer.error is not None for transfer in move.transfers):
             self._loading_bytes = loading
 
-    patch.setattr(Migration, "_complete_load", careless)
+    patch.setattr(Migration, "_complete_loads", careless)
 
 
 def drops_what_came_up_before_it_is_published(patch: Patch) -> None:
-    complete = Migration._complete_load
+    complete = Migration._complete_loads
 
-    def hasty(self: Migration, move: Move, transfer: Transfer) -> None:
-        complete(self, move, transfer)
-        self.came_up([transfer.page.key])
+    def hasty(self: Migration, move: Move) -> None:
+        complete(self, move)
+        self.came_up([transfer.page.key for transfer in move.transfers])
 
-    patch.setattr(Migration, "_complete_load", hasty)
+    patch.setattr(Migration, "_complete_loads", hasty)
 
 
 def offers_what_is_read_when_it_is_remembered(patch: Patch) -> None:
