@@ -47,17 +47,18 @@ def _wait(url: str, process: "subprocess.Popen[bytes]") -> None:
     raise AssertionError("the server is not ready")
 
 
-def client(tool: str, *arguments: str, folder: Path, seconds: float = 300, stdin: str | None = None) -> str:
-    """What a client prints. Skips, saying so, where it is not installed. It reaches nothing but this machine."""
+def client(tool: str, *arguments: str, folder: Path, seconds: float = 300, offline: bool = True) -> str:
+    """What a client prints. Skips, saying so, where it is not installed. ``offline``: it may ask no hub for files."""
     program = BIN / tool
     if not program.exists():
         pytest.skip(f"{tool} is not installed; make test-clients installs it")
-    offline = {"HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1", "OPENAI_API_KEY": KEY}
+    own = {"OPENAI_API_KEY": KEY, "HOME": str(folder), "LLM_USER_PATH": str(folder)}
+    if offline:
+        own |= {"HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1"}
     ended = subprocess.run(
         [str(program), *arguments],
         cwd=folder,
-        env=os.environ | offline | {"HOME": str(folder), "LLM_USER_PATH": str(folder)},
-        input=stdin,
+        env=os.environ | own,
         capture_output=True,
         text=True,
         timeout=seconds,

@@ -32,6 +32,7 @@ def test_aiperf(url: str, folder_of_model: str, tmp_path: Path) -> None:
         "--api-key", KEY, "--tokenizer", folder_of_model, "--concurrency", "4", "--request-count", "24",
         "--synthetic-input-tokens-mean", "64", "--output-tokens-mean", "16", "--artifact-dir", str(tmp_path / "run"),
         "--ui-type", "none", folder=tmp_path, seconds=600,
+        offline=False,  # offline it takes no tokenizer from a folder
     )  # fmt: skip
     (report,) = (tmp_path / "run").rglob("profile_export_aiperf.json")
     run = json.loads(report.read_text())

@@ -34,6 +34,7 @@ def test_a_stream_begins_with_the_role_and_ends_with_the_reason_and_the_usage(ap
         temperature=0,
         stream=True,
         stream_options={"include_usage": True},
+        extra_body={"stream_options": {"include_usage": True, "continuous_usage_stats": True}},  # as guidellm sends it
     )
     first, *middle, usage = list(stream)
     assert (first.choices[0].delta.role, first.choices[0].delta.content) == ("assistant", "")

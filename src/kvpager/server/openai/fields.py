@@ -78,6 +78,7 @@ class StreamOptions(BaseModel):
 
     include_usage: bool | None = None
     include_obfuscation: Annotated[Any, Field(description="accepted and ignored")] = None
+    continuous_usage_stats: Annotated[Any, Field(description="accepted and ignored")] = None
 
 
 class GenerationFields(BaseModel):
