@@ -1,5 +1,6 @@
 """/v1/kv/reset: what it drops, what it says of it, and who may."""
 
+import time
 from concurrent.futures import ThreadPoolExecutor
 
 import httpx
@@ -16,10 +17,19 @@ def cached_tokens(speak_for: As) -> int:
     return count
 
 
+def wait_for_copies(speak_for: As) -> None:
+    """Pages go down beside the requests that gave them."""
+    stop_at = time.monotonic() + 30
+    while any(tier["pages"] == 0 for tier in speak_for("ops").get("/v1/kv/info").json()["tiers"]):
+        assert time.monotonic() < stop_at, "no page has come to some tier"
+        time.sleep(0.02)
+
+
 def test_it_drops_what_is_named_and_says_how_much(shared: Serving, speak_for: As) -> None:
     ops = speak_for("ops")
     first = ops.post("/v1/completions", json=PROMPT).json()["choices"][0]["text"]
     assert cached_tokens(speak_for) > 0
+    wait_for_copies(speak_for)
     below = ops.post("/v1/kv/reset", json={"tiers": ["host", "disk"]}).json()["cleared"]
     assert [each["tier"] for each in below] == ["host", "disk"]
     assert all(each["pages"] > 0 for each in below)
