@@ -113,6 +113,7 @@ def run_all(engine: Engine, expected: list[Expected], seed: int) -> list[Request
 def compare(loaded: LoadedModel, expected: list[Expected], deterministic: bool, attention: str = "auto") -> None:
     is_exact = (deterministic and attention == "torch") or loaded.model.dtype == torch.float32
     bound = 1e-2 if is_exact else 0.5
+    least_clear = 0.7 if is_exact else 0.2 if len(expected) == 32 else 0.1  # in a third there are fewer clear ones
     # Small pages: a sequence grows by several, more than are set aside for it when it starts, so some are preempted.
     options: dict[str, Any] = {"page_size": 4, "num_blocks": 64, "max_batch_tokens": 64}
     options |= {"deterministic": deterministic, "attention": attention}
@@ -128,7 +129,7 @@ def compare(loaded: LoadedModel, expected: list[Expected], deterministic: bool, 
         clear = expected[each.index].decided_by(bound)
         compared += len(clear)
         assert list(each.token_ids[: len(clear)]) == clear, f"prompt {each.index}, choice {each.choice}"
-    assert compared > len(done) * NEW_TOKENS * (0.7 if is_exact else 0.1), f"only {compared} tokens were clear"
+    assert compared > len(done) * NEW_TOKENS * least_clear, f"only {compared} tokens were clear"
     assert sum(each.preemptions for each in done) > 0, "the pool was not small enough"
     assert sum(each.prefix_tokens for each in done) > 0, "no prefix was reused"
 

@@ -9,14 +9,13 @@ A name may have several keys, so that one can be replaced by another while both 
 
 import hashlib
 import hmac
-import os
 import re
-import stat
 from collections.abc import Mapping
 from dataclasses import dataclass
 from ipaddress import ip_address
 from pathlib import Path
 
+from kvpager.config.private_file import read_private
 from kvpager.config.server_options import ServerOptions
 from kvpager.errors import ConfigError
 from kvpager.server.tenant import Tenant, named_tenant
@@ -98,19 +97,7 @@ def _read(path: Path) -> dict[str, Tenant]:
 
 def _content(path: Path) -> str:
     """Of a file that only its owner may read."""
-    try:
-        file = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)  # a pipe must not hold us up
-    except OSError as error:
-        raise ConfigError(f"can't read the key file {path}: {error.strerror}") from error
-    try:
-        found = os.fstat(file)
-        if not stat.S_ISREG(found.st_mode):
-            raise ConfigError(f"the key file {path} is not a file")
-        if found.st_mode & 0o077:
-            raise ConfigError(f"the key file {path} is open to others (mode {found.st_mode & 0o777:04o}): chmod 600 it")
-        content = os.read(file, _MOST_BYTES + 1)
-    finally:
-        os.close(file)
+    content = read_private(path, _MOST_BYTES + 1)
     if len(content) > _MOST_BYTES:
         raise ConfigError(f"the key file {path} is too large")
     try:

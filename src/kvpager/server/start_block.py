@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass
 from kvpager.config import DiskTier, HostTier, TierOptions, format_size
 from kvpager.config.shown import shown
 from kvpager.engine.engine import Engine
-from kvpager.engine.scheduler import holding_blocks
+from kvpager.engine.scheduler import blocks_of_request
 from kvpager.memory.layout import KVLayout
 from kvpager.types import TierKind
 from kvpager.version import __version__
@@ -107,6 +107,12 @@ def describe_start(engine: Engine, *, served_name: str, url: str, has_page: bool
     )
 
 
+def num_that_fit(engine: Engine, tokens: int) -> int:
+    """Requests of a length that fit on the device together, sharing nothing."""
+    needed = blocks_of_request(engine.limits, tokens, 1, engine.max_request_tokens)
+    return engine.cache.pool.num_blocks // needed
+
+
 def _lengths(engine: Engine) -> tuple[int, ...]:
     """Those that a request can have here; the longest it can have where that is less than any."""
     return tuple(each for each in LENGTHS if each <= engine.max_request_tokens) or (engine.max_request_tokens,)
@@ -114,7 +120,7 @@ def _lengths(engine: Engine) -> tuple[int, ...]:
 
 def _device(engine: Engine) -> TierLine:
     layout, blocks = engine.layout, engine.cache.pool.num_blocks
-    requests = {length: blocks // holding_blocks(layout, length) for length in _lengths(engine)}
+    requests = {length: num_that_fit(engine, length) for length in _lengths(engine)}
     return TierLine(
         "device", str(engine.model.device), blocks * layout.block_bytes, blocks, _tokens(layout, blocks), requests
     )

@@ -16,7 +16,6 @@ whose seal was not checked. Calls come from worker threads, several at once.
 import hashlib
 import hmac
 import os
-import stat
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -25,6 +24,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from kvpager.config.private_file import read_private
 from kvpager.errors import ConfigError, MissingExtra, WrongContent
 
 KEY_BYTES = 32
@@ -105,19 +105,7 @@ def read_key(path: str | Path) -> Key:
 
     ``head -c 32 /dev/urandom > FILE`` makes one (after ``umask 077``). Raises ConfigError.
     """
-    try:
-        file = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)  # a pipe must not hold us up
-    except OSError as error:
-        raise ConfigError(f"can't read the key file {path}: {error.strerror}") from error
-    try:
-        found = os.fstat(file)
-        if not stat.S_ISREG(found.st_mode):
-            raise ConfigError(f"the key file {path} is not a file")
-        if found.st_mode & 0o077:
-            raise ConfigError(f"the key file {path} is open to others (mode {found.st_mode & 0o777:04o}): chmod 600 it")
-        content = os.read(file, 2 * KEY_BYTES + 3)  # more is no key anyhow
-    finally:
-        os.close(file)
+    content = read_private(path, 2 * KEY_BYTES + 3)  # more is no key anyhow
     return Key(_parse_key(content, path))
 
 

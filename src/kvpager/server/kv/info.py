@@ -12,11 +12,10 @@ from fastapi import APIRouter, Depends, Request
 
 from kvpager.cache.quotas import TenantUsage
 from kvpager.engine.engine import Engine
-from kvpager.engine.scheduler import blocks_of_request
 from kvpager.metrics.snapshot import Snapshot, take
 from kvpager.server.engine_thread import EngineGone
 from kvpager.server.service import Service, service_of
-from kvpager.server.start_block import LENGTHS
+from kvpager.server.start_block import LENGTHS, num_that_fit
 from kvpager.server.tenant import Tenant, tenant_of
 from kvpager.tiers.tier import TierStatistics, TransferCounts
 from kvpager.types import TierKind
@@ -110,9 +109,7 @@ def concurrency(engine: Engine) -> list[dict[str, int]]:
     """How many requests of a length fit on the device together, sharing nothing; up to the longest there may be."""
     longest = engine.max_request_tokens
     lengths = sorted({*(length for length in LENGTHS if length < longest), longest})
-    blocks = {length: blocks_of_request(engine.limits, length, 1, longest) for length in lengths}
-    total = engine.cache.pool.num_blocks
-    return [{"tokens": length, "requests": total // needed} for length, needed in blocks.items()]
+    return [{"tokens": length, "requests": num_that_fit(engine, length)} for length in lengths]
 
 
 def _device(engine: Engine, snapshot: Snapshot) -> dict[str, Any]:
