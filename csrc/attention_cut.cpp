@@ -99,6 +99,12 @@ WorkItems PagedSequences::cut(int group, int kv_heads, int64_t queries_per_prefi
     }
     items.decode.insert(items.decode.end(), found.begin(), found.end());
   }
+  if (queries_per_prefill) {  // else some items are of one KV head
+    items.shares = find_shares(view(), page_size, group, items.decode);
+  } else {
+    for (size_t i = 0; i < items.decode.size(); ++i)
+      items.shares.push_back({static_cast<int64_t>(i), 1, items.decode[i].first_key});
+  }
   return items;
 }
 

@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "attention.h"
+#include "attention_shares.h"
 #include "decode.h"
 
 namespace kv {
@@ -18,6 +19,7 @@ struct WorkItems {
   int64_t queries_per_prefill;  // 0: no prefill kernel
   std::vector<PrefillItem> prefill = {};
   std::vector<DecodeItem> decode = {};
+  std::vector<ItemShare> shares = {};  // of `decode`: each item is in one
   std::vector<DecodeMerge> merges = {};
   int64_t partial_rows = 0;
 };

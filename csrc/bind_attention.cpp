@@ -154,9 +154,9 @@ void bind_attention(nb::module_& m) {
             const AttentionCall call =
                 read_call(layer, query_heads, q, q_token_stride, q_head_stride, q_dtype, out, out_token_stride,
                           out_head_stride, out_dtype, scale, softcap, sinks, lse);
-            const auto items = self.items_for(call);
+            auto items = self.items_for(call);
             nb::gil_scoped_release release;
-            self.run(call, *items);
+            self.run(call, std::move(items));
           },
           "layer"_a, "query_heads"_a, "q"_a, "q_token_stride"_a, "q_head_stride"_a, "q_dtype"_a, "out"_a,
           "out_token_stride"_a, "out_head_stride"_a, "out_dtype"_a, "scale"_a, "softcap"_a = 0.0f, "sinks"_a = 0,

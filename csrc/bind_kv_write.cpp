@@ -5,6 +5,7 @@
 #include <cstring>
 
 #include "ids_binding.h"
+#include "kv_write_call.h"
 #include "kv_write_quantized.h"
 #include "rows_binding.h"
 #include "threads.h"
@@ -16,7 +17,6 @@ namespace kv {
 namespace {
 
 constexpr int64_t BYTES_PER_THREAD = 1 << 20;  // a second thread takes longer to wake than a decode batch takes to write
-constexpr int64_t STREAM_BYTES = 128 << 10;    // from here on faster, attention that reads them back included
 constexpr int64_t RUNS_PER_PIECE = 8;
 
 // Whether each page's runs follow one another; `sorted` are the same runs by block and slot.
@@ -60,37 +60,16 @@ DType parse_float(const char* argument, const std::string& name) {
   return dtype;
 }
 
-void check_rotary(const Rotary& rotary, int64_t tokens, int head_dim) {
-  if (rotary.tokens != tokens) throw nb::value_error("rotary: the tables have another number of tokens than the rows");
-  if (rotary.rotary_dim > head_dim) throw nb::value_error("rotary: rotary_dim is larger than head_dim");
-}
-
 void kv_write(const CacheLayer& layer, const TokenSlots& slots, uintptr_t k, int64_t k_token_stride,
               int64_t k_head_stride, uintptr_t v, int64_t v_token_stride, int64_t v_head_stride,
               const std::string& dtype_name, const Rotary* rotary) {
   const DType dtype = parse_float("dtype", dtype_name);
-  if (is_quantized(layer.dtype) && !slots.is_in_order)
-    throw nb::value_error("slots: tokens of one page of a quantized layer must follow one another, in order");
-  if (slots.num_blocks > layer.num_blocks) throw nb::value_error("slots: made for more blocks than the layer has");
-  if (slots.page_size != layer.page_size) throw nb::value_error("slots: made for another page_size than the layer's");
-  if (rotary) check_rotary(*rotary, slots.tokens, layer.head_dim);
+  const KVWriteCall call = kv_write_call(layer, slots, {reinterpret_cast<uint8_t*>(k), k_token_stride, k_head_stride, dtype},
+                                         {reinterpret_cast<uint8_t*>(v), v_token_stride, v_head_stride, dtype}, rotary);
   if (!slots.tokens) return;
-  if (!k) throw nb::value_error("k: rows need memory");
-  if (!v) throw nb::value_error("v: rows need memory");
-  const int64_t row_bytes = layer.head_dim * item_bytes(layer.dtype);
-  const int64_t total = 2 * slots.tokens * layer.kv_heads * row_bytes;
-  const uint64_t places = reinterpret_cast<uintptr_t>(layer.base) | static_cast<uint64_t>(layer.block_stride) |
-                          layer.head_stride | layer.half_stride | layer.slot_stride | row_bytes;
-  const bool is_streamed = dtype == layer.dtype && total >= STREAM_BYTES && places % 64 == 0;
-  const KVWriteCall call{layer,
-                         {reinterpret_cast<uint8_t*>(k), k_token_stride, k_head_stride, dtype},
-                         {reinterpret_cast<uint8_t*>(v), v_token_stride, v_head_stride, dtype},
-                         rotary,
-                         rotary ? KV_SELECT(rotary_kernels).row(dtype, rotary->dtype) : nullptr,
-                         is_streamed};
   const auto write = KV_SELECT(kv_write_kernels).write;
   const auto num_runs = static_cast<int64_t>(slots.runs.size());
-  const int threads = threads_for(total, BYTES_PER_THREAD);
+  const int threads = threads_for(kv_write_bytes(layer, slots), BYTES_PER_THREAD);
   nb::gil_scoped_release release;
   if (is_quantized(layer.dtype)) {
     kv_write_quantized(call, slots);

@@ -24,9 +24,20 @@ struct DecodeMerge {
   int64_t num_pieces, piece_rows;
 };
 
+// Items of the same KV heads and first key. Before `shared_stop` (a multiple of DECODE_TILE, or their first key) they see
+// the same keys in the same blocks: those are read once for the rows of all of them. Each row has the bits it would have
+// alone.
+struct DecodeShare {
+  const DecodeItem* items;
+  int64_t count, shared_stop;
+};
+
+constexpr int DECODE_TILE = 128;  // keys scored at once; tiles begin at multiples of it, wherever a span begins
+
 struct DecodeKernels {
   int64_t (*state_floats)(const AttentionCall& call);  // one row's share of `partials`
   void (*run)(const AttentionCall& call, const DecodeItem& item, float* partials);
+  void (*run_shared)(const AttentionCall& call, const DecodeShare& share, float* partials);
   void (*merge)(const AttentionCall& call, const DecodeMerge& merge, const float* partials);
 };
 

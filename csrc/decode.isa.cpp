@@ -2,184 +2,24 @@
 
 #include <utility>
 
+#include "decode_products.h"
+#include "decode_tile.h"
 #include "lanes.h"
 #include "vec.h"
 
 namespace kv::KV_ISA {
 namespace {
 
-constexpr int TILE = 128;  // keys scored at once; tiles begin at multiples of it, wherever a span begins
-constexpr int MAX_ROWS = VL < 8 ? 4 : VL < 16 ? 6 : 8;
-constexpr int ACCUMULATORS = VL < 16 ? 12 : 24;  // vector registers that hold sums: at least two of each row
 constexpr float NEVER = -__builtin_inff();
 
-struct Tile {
-  int count;             // keys
-  int64_t start;         // position of the tile
-  int64_t row[TILE];     // byte offset of a key's row of head 0; behind the last key: its row again
-  int64_t block[TILE];   // byte offset of a key's block
-  int32_t position[TILE];  // from `start`; behind the last key: far away
-};
-
-class Walk {  // over the page list of a sequence, tile by tile
- public:
-  Walk(const AttentionCall& call, const DecodeItem& item) : cache_(call.cache), pages_(*call.pages), item_(item) {
-    entry_ = pages_.table_offsets[item.sequence];
-    end_ = pages_.table_offsets[item.sequence + 1];
-    shift_ = pages_.first_pages[item.sequence] - entry_;
-    const int64_t first = item.first_key / cache_.page_size;
-    if (!pages_.pages) {
-      entry_ = first - shift_;
-    } else {
-      for (int64_t high = end_; entry_ < high;) {
-        const int64_t middle = entry_ + (high - entry_) / 2;
-        if (pages_.pages[middle] < first) entry_ = middle + 1;
-        else high = middle;
-      }
-    }
-    start_ = item.first_key / TILE * TILE;
-  }
-
-  bool next(Tile& tile) {  // the next tile that holds keys
-    tile.count = 0;
-    while (!tile.count && start_ < item_.stop_key && entry_ < end_) fill(tile);
-    if (!tile.count) return false;
-    for (int i = tile.count; i < TILE; ++i) {
-      tile.row[i] = tile.row[tile.count - 1];
-      tile.block[i] = tile.block[tile.count - 1];
-      tile.position[i] = INT32_MAX;
-    }
-    return true;
-  }
-
- private:
-  void fill(Tile& tile) {
-    const int64_t page_size = cache_.page_size;
-    const int64_t first = start_ > item_.first_key ? start_ : item_.first_key;
-    const int64_t stop = start_ + TILE < item_.stop_key ? start_ + TILE : item_.stop_key;
-    tile.start = start_;
-    for (; entry_ < end_; ++entry_) {
-      const int64_t begin = (pages_.pages ? pages_.pages[entry_] : entry_ + shift_) * page_size;
-      const int64_t from = begin > first ? begin : first, to = begin + page_size < stop ? begin + page_size : stop;
-      const int64_t block = pages_.place(entry_, cache_.block_stride);
-      for (int64_t at = from; at < to; ++at, ++tile.count) {
-        tile.row[tile.count] = block + (at - begin) * cache_.slot_stride;
-        tile.block[tile.count] = block;
-        tile.position[tile.count] = static_cast<int32_t>(at - start_);
-      }
-      if (begin + page_size > stop) break;  // goes on in the next tile
-    }
-    start_ += TILE;
-  }
-
-  const CacheLayer& cache_;
-  const Pages& pages_;
-  const DecodeItem& item_;
-  int64_t entry_, end_, shift_, start_;
-};
-
-struct Ahead {  // what is prefetched while something else is computed
-  const uint8_t* base;
-  const int64_t* row;
-  int64_t bytes;
-
-  void fetch(int key) const {
-    for (int64_t at = 0; at < bytes; at += 64) __builtin_prefetch(base + row[key] + at, 0, 2);
-  }
-};
-
 // -- one tile of one KV head, R rows ----------------------------------------------------------------------------------
-
-struct Shape {
-  int dim, padded;       // elements of a row; rounded up to whole vectors
-  int64_t state;         // floats of a row's state: padded values, then a vector each of weight sums and of the largest score
-};
-
-inline Shape shape_of(const AttentionCall& call) {
-  const int dim = call.cache.head_dim, padded = (dim + VL - 1) / VL * VL;
-  return {dim, padded, padded + 2 * VL};
-}
-
-// Apart from their callers, which leave too few registers: a sum in memory halves the speed.
-template <DType T, int R>
-[[gnu::noinline]] void score(const uint8_t* keys, const Tile& tile, const Shape& shape, const float* q, float* scores,
-                             Ahead ahead) {
-  constexpr int K = power_of_two_in(VL / R);
-  constexpr int BYTES = sizeof(typename Stored<T>::item);
-  for (int i = 0; i < tile.count; i += K) {
-    const uint8_t* rows[K];
-    for (int k = 0; k < K; ++k) rows[k] = keys + tile.row[i + k];
-    for (int k = 0; k < K; ++k) ahead.fetch(i + k);
-    vf sum[R * K] = {};
-    int d = 0;
-    for (; d + 2 * VL <= shape.dim; d += 2 * VL) {
-      vf key[K][2];
-      for (int k = 0; k < K; ++k) load_two<T>(rows[k] + d * BYTES, key[k]);
-      for (int half = 0; half < 2; ++half)
-        for (int r = 0; r < R; ++r) {
-          const vf query = load_as<vf>(q + r * shape.padded + d + half * VL);
-          for (int k = 0; k < K; ++k) sum[r * K + k] += query * key[k][half];
-        }
-    }
-    for (; d < shape.dim; d += VL)
-      for (int k = 0; k < K; ++k) {
-        const uint8_t* at = rows[k] + d * BYTES;
-        const vf key = d + VL <= shape.dim ? Stored<T>::load(at) : load_part<T>(at, shape.dim - d);
-        for (int r = 0; r < R; ++r) sum[r * K + k] += load_as<vf>(q + r * shape.padded + d) * key;
-      }
-    const vf all = sums<VL / 2, R * K>(sum);
-    float lanes[VL];
-    std::memcpy(lanes, &all, sizeof all);
-    for (int r = 0; r < R; ++r) std::memcpy(scores + r * TILE + i, lanes + r * K, K * sizeof(float));
-  }
-}
-
-template <DType T, int R, int N>  // N vectors of sums; `part`: 0, or the elements that count of the only one
-[[gnu::noinline]] void weigh(const uint8_t* values, const Tile& tile, int part, const float* weights, const vf* shrink,
-                             float* sums, int64_t state, Ahead ahead) {
-  vf sum[R][N];
-  for (int r = 0; r < R; ++r)
-    for (int n = 0; n < N; ++n) sum[r][n] = load_as<vf>(sums + r * state + n * VL) * shrink[r];
-  for (int i = 0; i < tile.count; ++i) {
-    const uint8_t* row = values + tile.row[i];
-    ahead.fetch(i);
-    vf weight[R];
-    for (int r = 0; r < R; ++r) weight[r] = splat(weights[r * TILE + i]);
-    if constexpr (N == 1) {
-      const vf value = part ? load_part<T>(row, part) : Stored<T>::load(row);
-      for (int r = 0; r < R; ++r) sum[r][0] += weight[r] * value;
-    } else {
-      for (int n = 0; n < N; n += 2) {  // two at a time, so that all fits in registers
-        vf value[2];
-        load_two<T>(row + n * VL * sizeof(typename Stored<T>::item), value);
-        for (int r = 0; r < R; ++r)
-          for (int half = 0; half < 2; ++half) sum[r][n + half] += weight[r] * value[half];
-      }
-    }
-  }
-  for (int r = 0; r < R; ++r)
-    for (int n = 0; n < N; ++n) std::memcpy(sums + r * state + n * VL, &sum[r][n], sizeof(vf));
-}
-
-template <DType T, int R, int N>
-void weigh_all(const uint8_t* values, const Tile& tile, const Shape& shape, int d, const float* weights,
-               const vf* shrink, float* sums, Ahead ahead) {
-  constexpr int BYTES = sizeof(typename Stored<T>::item);
-  for (; d + N * VL <= shape.dim; d += N * VL, ahead.bytes = 0)
-    weigh<T, R, N>(values + d * BYTES, tile, 0, weights, shrink, sums + d, shape.state, ahead);
-  if constexpr (N > 1)
-    weigh_all<T, R, N / 2>(values, tile, shape, d, weights, shrink, sums, ahead);
-  else if (d < shape.dim)
-    weigh<T, R, 1>(values + d * BYTES, tile, shape.dim - d, weights, shrink, sums + d, shape.state, ahead);
-}
 
 struct Head {  // one KV head's part of a tile, for some rows
   const AttentionCall* call;
   Shape shape;
   const Tile* tile;
   int head;
-  int64_t first_row;       // of the rows [num_queries][group] of the head
-  int64_t first_position;  // of the item's first query
+  const int64_t* positions;  // [rows] of the queries
   const float* q;          // [rows][padded]
   float* state;            // [rows][shape.state]
   Ahead keys, values;
@@ -190,7 +30,7 @@ void attend(const Head& work) {
   const AttentionCall& call = *work.call;
   const Tile& tile = *work.tile;
   const Shape& shape = work.shape;
-  const int group = call.query_heads / call.cache.kv_heads, rounded = (tile.count + VL - 1) / VL * VL;
+  const int rounded = (tile.count + VL - 1) / VL * VL;
   const uint8_t* keys = call.cache.base + work.head * call.cache.head_stride;
   alignas(64) float scores[R * TILE];
   alignas(64) float scale[2][TILE];
@@ -203,7 +43,7 @@ void attend(const Head& work) {
   for (int r = 0; r < R; ++r) {
     float* row = scores + r * TILE;
     float* state = work.state + r * shape.state + shape.padded;
-    const int64_t position = work.first_position + (work.first_row + r) / group - tile.start;
+    const int64_t position = work.positions[r] - tile.start;
     const int64_t window = call.pages->window, oldest = window ? position - window + 1 : 0;
     const bool sees_all = tile.count == rounded && tile.position[rounded - 1] <= position && tile.position[0] >= oldest;
     const int32_t first = static_cast<int32_t>(oldest < 0 ? 0 : oldest > TILE ? TILE : oldest);
@@ -273,7 +113,14 @@ uint8_t* row_of(const Rows& rows, int64_t token, int64_t head) {
 
 void read_row(const AttentionCall& call, const Shape& shape, const uint8_t* from, float* to) {
   std::memset(to, 0, shape.padded * sizeof(float));
-  for (int d = 0; d < shape.dim; ++d) {
+  int d = 0;
+  if (call.q.dtype == DType::bf16 && call.cache.dtype == DType::bf16)  // whole groups at once
+    for (; d + 2 * VL <= shape.dim; d += 2 * VL) {
+      vf both[2];
+      load_two<DType::bf16>(from + d * 2, both);
+      std::memcpy(to + d, both, sizeof both);
+    }
+  for (; d < shape.dim; ++d) {
     float& element = to[place_of(call.cache.dtype, d, shape.dim)];
     if (call.q.dtype == DType::f32) element = load_as<float>(from + d * 4);
     else if (call.q.dtype == DType::bf16) element = from_bf16(load_as<uint16_t>(from + d * 2));
@@ -283,7 +130,11 @@ void read_row(const AttentionCall& call, const Shape& shape, const uint8_t* from
 
 void write_row(const AttentionCall& call, const Shape& shape, const float* from, float factor, uint8_t* to) {
   const DType dtype = call.out.dtype;
-  for (int d = 0; d < shape.dim; ++d) {
+  int d = 0;
+  if (dtype == DType::bf16 && call.cache.dtype == DType::bf16)  // as above
+    for (; d + 2 * VL <= shape.dim; d += 2 * VL)
+      store_two_bf16(to + d * 2, load_as<vf>(from + d) * factor, load_as<vf>(from + d + VL) * factor);
+  for (; d < shape.dim; ++d) {
     const float value = from[place_of(call.cache.dtype, d, shape.dim)] * factor;
     const uint16_t half = dtype == DType::bf16 ? to_bf16(value) : to_f16(value);
     std::memcpy(to + d * item_bytes(dtype), dtype == DType::f32 ? static_cast<const void*>(&value) : &half,
@@ -307,13 +158,14 @@ void write_result(const AttentionCall& call, const Shape& shape, int64_t token, 
   if (call.lse) call.lse[token * call.query_heads + head] = sees_nothing ? NEVER : top + __builtin_logf(total);
 }
 
-void write_results(const AttentionCall& call, const DecodeItem& item, const float* states) {
+// `states`: of an item's rows, [num_heads][num_queries][group]; those of one head `head_rows` behind the last one's.
+void write_results(const AttentionCall& call, const DecodeItem& item, const float* states, int64_t head_rows) {
   const Shape shape = shape_of(call);
   const int group = call.query_heads / call.cache.kv_heads;
-  const int64_t rows = item.num_queries * group;
-  for (int64_t i = 0; i < item.num_heads * rows; ++i)
-    write_result(call, shape, item.first_query + i % rows / group,
-                 static_cast<int>((item.first_head + i / rows) * group + i % group), states + i * shape.state);
+  for (int h = 0; h < item.num_heads; ++h)
+    for (int64_t i = 0; i < item.num_queries * group; ++i)
+      write_result(call, shape, item.first_query + i / group, static_cast<int>((item.first_head + h) * group + i % group),
+                   states + (h * head_rows + i) * shape.state);
 }
 
 void clear(float* states, int64_t rows, const Shape& shape) {
@@ -326,43 +178,91 @@ void clear(float* states, int64_t rows, const Shape& shape) {
 
 int64_t state_floats(const AttentionCall& call) { return shape_of(call).state; }
 
-void run(const AttentionCall& call, const DecodeItem& item, float* partials) {
+struct ShareRows {  // [heads][rows of all items]: what a share computes with
+  int64_t num_rows;    // of one head
+  int64_t* positions;  // [num_rows]
+  float *q, *states;   // [heads][num_rows][shape.padded], [shape.state]
+};
+
+// In the scratch of the thread.
+ShareRows rows_of_share(const AttentionCall& call, const DecodeShare& share, const Shape& shape, int group) {
+  const int heads = share.items[0].num_heads;
+  ShareRows rows{};
+  for (int64_t i = 0; i < share.count; ++i) rows.num_rows += share.items[i].num_queries * group;
+  const int64_t all = heads * rows.num_rows, position_floats = (2 * rows.num_rows + 15) / 16 * 16;
+  float* const scratch = thread_scratch(position_floats + all * (shape.padded + shape.state));
+  rows.positions = reinterpret_cast<int64_t*>(scratch);
+  rows.q = scratch + position_floats;
+  rows.states = rows.q + all * shape.padded;
+  clear(rows.states, all, shape);
+  int64_t row = 0;
+  for (int64_t i = 0; i < share.count; ++i) {
+    const DecodeItem& item = share.items[i];
+    const int64_t first = call.pages->starts[item.sequence] + item.first_query - call.pages->query_offsets[item.sequence];
+    for (int64_t of_item = 0; of_item < item.num_queries * group; ++of_item, ++row) {
+      rows.positions[row] = first + of_item / group;
+      for (int h = 0; h < heads; ++h)
+        read_row(call, shape,
+                 row_of(call.q, item.first_query + of_item / group, (item.first_head + h) * group + of_item % group),
+                 rows.q + (h * rows.num_rows + row) * shape.padded);
+    }
+  }
+  return rows;
+}
+
+// Results, or the states for `merge`.
+void hand_over(const AttentionCall& call, const DecodeShare& share, const Shape& shape, int group, const ShareRows& rows,
+               float* partials) {
+  int64_t row = 0;
+  for (int64_t i = 0; i < share.count; ++i) {
+    const DecodeItem& item = share.items[i];
+    const int64_t of_item = item.num_queries * group;
+    const float* const states = rows.states + row * shape.state;
+    row += of_item;
+    if (item.partial < 0) {
+      write_results(call, item, states, rows.num_rows);
+      continue;
+    }
+    for (int h = 0; h < item.num_heads; ++h)
+      std::memcpy(partials + (item.partial + h * of_item) * shape.state, states + h * rows.num_rows * shape.state,
+                  of_item * shape.state * sizeof(float));
+  }
+}
+
+void run_shared(const AttentionCall& call, const DecodeShare& share, float* partials) {
   const Shape shape = shape_of(call);
   const CacheLayer& cache = call.cache;
-  const int group = call.query_heads / cache.kv_heads;
-  const int64_t rows = item.num_queries * group, all = rows * item.num_heads;
-  float* q = thread_scratch(all * (shape.padded + (item.partial < 0 ? shape.state : 0)));
-  float* states = item.partial < 0 ? q + all * shape.padded : partials + item.partial * shape.state;
-  for (int64_t i = 0; i < all; ++i)
-    read_row(call, shape,
-             row_of(call.q, item.first_query + i % rows / group, (item.first_head + i / rows) * group + i % group),
-             q + i * shape.padded);
-  clear(states, all, shape);
+  const int group = call.query_heads / cache.kv_heads, heads = share.items[0].num_heads;
+  const int first_head = share.items[0].first_head;
+  const ShareRows rows = rows_of_share(call, share, shape, group);
   const int64_t row_bytes = shape.dim * item_bytes(cache.dtype);
-  const int64_t row_tiles = (rows + MAX_ROWS - 1) / MAX_ROWS, rows_at_once = (rows + row_tiles - 1) / row_tiles;
-  const int64_t before = item.first_query - call.pages->query_offsets[item.sequence];
-  Walk walk(call, item);
-  Tile tiles[2];
-  bool more = walk.next(tiles[0]);
+  Steps walk(call, share, group);
+  Step steps[2];
+  bool more = walk.next(steps[0]);
   for (int now = 0; more; now ^= 1) {
-    more = walk.next(tiles[now ^ 1]);
-    for (int h = 0; h < item.num_heads; ++h) {
-      const bool is_last = h + 1 == item.num_heads;
-      const Tile& following = tiles[is_last && more ? now ^ 1 : now];
-      const int head = item.first_head + (!is_last ? h + 1 : more ? 0 : h);
+    more = walk.next(steps[now ^ 1]);
+    const Step& step = steps[now];
+    const int64_t parts = (step.num_rows + MAX_ROWS - 1) / MAX_ROWS, at_once = (step.num_rows + parts - 1) / parts;
+    for (int h = 0; h < heads; ++h) {
+      const bool is_last = h + 1 == heads;
+      const Tile& following = steps[is_last && more ? now ^ 1 : now].tile;
+      const int head = first_head + (!is_last ? h + 1 : more ? 0 : h);
       Ahead ahead{cache.base + head * cache.head_stride, following.row, row_bytes};
-      for (int64_t row = 0; row < rows; row += rows_at_once) {
-        const int count = static_cast<int>(rows - row < rows_at_once ? rows - row : rows_at_once);
+      for (int64_t done = 0; done < step.num_rows; done += at_once) {
+        const int count = static_cast<int>(step.num_rows - done < at_once ? step.num_rows - done : at_once);
+        const int64_t row = step.first_row + done, at = h * rows.num_rows + row;
         const Ahead values{ahead.base + cache.half_stride, ahead.row, ahead.bytes};
-        attend_for(cache.dtype, count)({&call, shape, &tiles[now], item.first_head + h, row,
-                                        call.pages->starts[item.sequence] + before,
-                                        q + (h * rows + row) * shape.padded, states + (h * rows + row) * shape.state,
-                                        ahead, values});
+        attend_for(cache.dtype, count)({&call, shape, &step.tile, first_head + h, rows.positions + row,
+                                        rows.q + at * shape.padded, rows.states + at * shape.state, ahead, values});
         ahead.bytes = 0;
       }
     }
   }
-  if (item.partial < 0) write_results(call, item, states);
+  hand_over(call, share, shape, group, rows, partials);
+}
+
+void run(const AttentionCall& call, const DecodeItem& item, float* partials) {
+  run_shared(call, {&item, 1, item.first_key}, partials);
 }
 
 void merge(const AttentionCall& call, const DecodeMerge& merge, const float* partials) {
@@ -388,12 +288,12 @@ void merge(const AttentionCall& call, const DecodeMerge& merge, const float* par
     }
     for (int lane = 0; lane < VL; ++lane) state[shape.padded + VL + lane] = top;
   }
-  write_results(call, merge.item, states);
+  write_results(call, merge.item, states, rows);
 }
 
 }  // namespace
 
 extern const DecodeKernels decode_kernels;
-const DecodeKernels decode_kernels = {state_floats, run, merge};
+const DecodeKernels decode_kernels = {state_floats, run, run_shared, merge};
 
 }  // namespace kv::KV_ISA

@@ -50,6 +50,11 @@ inline void load_two(const uint8_t* at, vf* to) {
   }
 }
 
+inline void store_two_bf16(uint8_t* to, vf even, vf odd) {  // rounded; what load_two tells apart
+  const vu words = __builtin_convertvector(to_bf16(even), vu) | __builtin_convertvector(to_bf16(odd), vu) << 16;
+  std::memcpy(to, &words, sizeof words);
+}
+
 inline int place_of(DType dtype, int d, int dim) {  // of element d in queries and sums
   const int first = d / (2 * VL) * (2 * VL);
   return dtype != DType::bf16 || first + 2 * VL > dim ? d : first + d % 2 * VL + (d - first) / 2;

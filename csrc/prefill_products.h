@@ -10,7 +10,7 @@
 // Keys times queries, not queries times keys: the maximum and the sum of a softmax then run along vectors, not across.
 #pragma once
 
-#include "vec.h"
+#include "registers.h"
 
 namespace kv::KV_ISA {
 namespace {
@@ -19,39 +19,49 @@ constexpr int LANES = 2 * VL;  // query rows of a panel
 constexpr int CHUNK = 16;      // dwords
 constexpr int KEYS = 64;       // keys of a tile: what one pass of softmax handles
 
-// Blocks of BLOCK rows by two vectors in registers: as many sums as hide the latency of the multiplications.
-template <class Dot>
-inline void multiply_vectors(const uint32_t* a, const uint32_t* b, float* c, int rows, int chunks, bool add, Dot dot) {
-  constexpr int BLOCK = VL == 16 ? 8 : 4;
-  for (int row = 0; row < rows; row += BLOCK, c += BLOCK * LANES) {
-    vf sums[BLOCK][2] = {};
-    if (add)
-      for (int i = 0; i < BLOCK; ++i)
-        for (int v = 0; v < 2; ++v) sums[i][v] = load_as<vf>(c + i * LANES + v * VL);
-    for (int chunk = 0; chunk < chunks; ++chunk) {
-      const uint32_t* left = a + (chunk * rows + row) * CHUNK;
-      const uint32_t* right = b + chunk * CHUNK * LANES;
-      for (int k = 0; k < CHUNK; ++k) {
-        const vu first = load_as<vu>(right + k * LANES), second = load_as<vu>(right + k * LANES + VL);
-#pragma GCC unroll 8
-        for (int i = 0; i < BLOCK; ++i) {
-          const vu one = vu{} + left[i * CHUNK + k];
-          sums[i][0] = dot(sums[i][0], one, first);
-          sums[i][1] = dot(sums[i][1], one, second);
-        }
-      }
+// R rows by two vectors, whose sums are in registers.
+template <int R, class Dot>
+[[gnu::always_inline]] inline void multiply_block(const uint32_t* a, const uint32_t* b, float* c, int rows, int chunks,
+                                                  bool add, Dot dot) {
+  vf sums[R][2] = {};
+  if (add)
+    each<R>([&]<int i>() INLINED {
+      sums[i][0] = load_as<vf>(c + i * LANES);
+      sums[i][1] = load_as<vf>(c + i * LANES + VL);
+    });
+  for (int chunk = 0; chunk < chunks; ++chunk, a += rows * CHUNK) {
+    for (int k = 0; k < CHUNK; ++k, b += LANES) {
+      const vu first = load_as<vu>(b), second = load_as<vu>(b + VL);
+      each<R>([&]<int i>() INLINED {
+        const vu one = vu{} + a[i * CHUNK + k];
+        dot(sums[i][0], one, first);
+        dot(sums[i][1], one, second);
+      });
     }
-    for (int i = 0; i < BLOCK; ++i)
-      for (int v = 0; v < 2; ++v) std::memcpy(c + i * LANES + v * VL, &sums[i][v], sizeof(vf));
   }
+  each<R>([&]<int i>() INLINED {
+    std::memcpy(c + i * LANES, &sums[i][0], sizeof(vf));
+    std::memcpy(c + i * LANES + VL, &sums[i][1], sizeof(vf));
+  });
 }
 
-// 2^x, relative error below 2e-7; 0 up to -126, NaN for NaN. Minimax polynomial of 2^r for r in [-1/2, 1/2].
+// Blocks of as many rows as registers hold the sums of: more than hide the latency of a product. `rows` is even.
+template <class Dot>
+inline void multiply_vectors(const uint32_t* a, const uint32_t* b, float* c, int rows, int chunks, bool add, Dot dot) {
+  constexpr int MOST = VL == 16 ? 8 : 6;
+  int row = 0;
+  const auto blocks = [&]<int R>() INLINED {
+    for (; row + R <= rows; row += R) multiply_block<R>(a + row * CHUNK, b, c + row * LANES, rows, chunks, add, dot);
+  };
+  blocks.template operator()<MOST>();
+  blocks.template operator()<4>();
+  blocks.template operator()<2>();
+}
+
+// 2^x, relative error below 2e-7; 0 below -126.5, NaN for NaN. Minimax polynomial of 2^r for r in [-1/2, 1/2].
 inline vf exp2_exact(vf x) {
-  const vi vanishes = x <= splat(-126.0f);
-  const vf bounded = vanishes ? splat(-126.0f) : x;
-  const vf shifted = bounded + splat(0x1.8p23f);  // round to nearest by a large addend
-  const vi n = bits<vi>(shifted) - bits<vi>(splat(0x1.8p23f));
+  const vf least = splat(-127.0f), bounded = least > x ? least : x;  // of NaN, x
+  const vf shifted = bounded + splat(0x1.8p23f);  // round to nearest by a large addend: its last bits are that number
   const vf r = bounded - (shifted - splat(0x1.8p23f));
   vf p = splat(1.53458120e-4f);
   p = p * r + splat(1.33999312e-3f);
@@ -60,8 +70,7 @@ inline vf exp2_exact(vf x) {
   p = p * r + splat(2.40226469e-1f);
   p = p * r + splat(6.93147206e-1f);
   p = p * r + splat(1.0f);
-  const vf scaled = bits<vf>(bits<vi>(p) + (n << 23));
-  return vanishes ? vf{} : x == x ? scaled : x;
+  return p * bits<vf>((bits<vi>(shifted) + 127) << 23);  // the exponent of -127 is that of 0
 }
 
 struct F32 {
@@ -75,7 +84,9 @@ struct F32 {
 
   template <class Background>
   static void multiply(const uint32_t* a, const uint32_t* b, float* c, int rows, int chunks, bool add, Background) {
-    multiply_vectors(a, b, c, rows, chunks, add, [](vf sum, vu x, vu y) { return sum + bits<vf>(x) * bits<vf>(y); });
+    multiply_vectors(a, b, c, rows, chunks, add, [](vf& sum, vu x, vu y) INLINED {
+      add_product(sum, bits<vf>(x), bits<vf>(y));
+    });
   }
   static void begin() {}
   static void end() {}
@@ -106,8 +117,8 @@ struct Bf16 {
 
   template <class Background>
   static void multiply(const uint32_t* a, const uint32_t* b, float* c, int rows, int chunks, bool add, Background) {
-    multiply_vectors(a, b, c, rows, chunks, add, [](vf sum, vu x, vu y) {
-      return (vf)_mm512_dpbf16_ps((__m512)sum, (__m512bh)x, (__m512bh)y);
+    multiply_vectors(a, b, c, rows, chunks, add, [](vf& sum, vu x, vu y) INLINED {
+      sum = (vf)_mm512_dpbf16_ps((__m512)sum, (__m512bh)x, (__m512bh)y);
     });
   }
   static void begin() {}

@@ -36,12 +36,18 @@ def stored_values(
     group = layout.groups[place.group]
     where = list(where)
     found = np.zeros((2, len(where), group.kv_heads, group.head_dim))
-    for token, (block, slot) in enumerate(where):
-        for head in range(group.kv_heads if block >= 0 else 0):
-            for half in range(2):
-                at = layout.slot_offset(place.group, place.index, head, half, slot)
-                numbers = NUMBERS[layout.dtype][blocks[block, at : at + group.head_dim]]
-                found[half, token, head] = numbers * scale_of(blocks, layout, layer, block, head, half)
+    held = [(token, block, slot) for token, (block, slot) in enumerate(where) if block >= 0]
+    if not held:
+        return found[0], found[1]
+    tokens, ids, slots = (list(column) for column in zip(*held, strict=True))
+    for head in range(group.kv_heads):
+        for half in range(2):
+            starts = [layout.slot_offset(place.group, place.index, head, half, slot) for slot in slots]
+            numbers = blocks[np.array(ids)[:, None], np.array(starts)[:, None] + np.arange(group.head_dim)]
+            scales = {block: scale_of(blocks, layout, layer, block, head, half) for block in set(ids)}
+            found[half, tokens, head] = (
+                NUMBERS[layout.dtype][numbers] * np.array([scales[block] for block in ids])[:, None]
+            )
     return found[0], found[1]
 
 

@@ -15,6 +15,7 @@ from kvpager.cache.lower_pages import LowerPages
 from kvpager.cache.paged_cache import PagedCache
 from kvpager.cache.reclaim import Reclaimer, Watermarks
 from kvpager.cache.retention import Retainer
+from kvpager.cache.runs import Runs
 from kvpager.config import parse_size, resolve_host_capacity
 from kvpager.config.tiers import DiskTier, HostTier, TierOptions, check_exclusive, check_order
 from kvpager.errors import ConfigError
@@ -72,6 +73,7 @@ def open_cache(
     window: int | str | None = None,
     eviction: str = "lru",
     watermarks: Watermarks | None = None,
+    contiguous: bool = False,
     prefix_cache: bool = True,
     match_inside_pages: bool = True,
     fingerprint: bytes = b"",
@@ -93,6 +95,9 @@ def open_cache(
     the pool. ``window``: memory through which steps read pages of running sequences that lie on disk or in a remote
     store ("64 MiB"); by default no sequence can have any there. ``mover`` runs the transfers (default: threads).
     ``nonce``: names pages that nobody else may find, in tiers that others share; random by default.
+
+    ``contiguous``: the baseline without paging, see cache/runs.py; ``cache.runs.reserve(seq.row, blocks)`` before the
+    first step of each sequence. It has no prefix cache and no tiers.
 
     ``max_capacity``: what the pool may later grow to (default: as large as it is). ``watermarks``: see
     cache/reclaim.py; by default there is no background reclaim, since dropping a page early gains nothing while there
@@ -135,6 +140,13 @@ def open_cache(
     )
     if window is not None and not tiers:
         raise ConfigError("a window reads pages that lie below the device: give tiers= too, or leave it out")
+    if contiguous:
+        if tiers or prefix_cache or len(layout.groups) > 1 or layout.groups[0].window is not None:
+            raise ConfigError(
+                "contiguous allocation shares and moves no pages, and gives none back early: it has no prefix cache, "
+                "no tiers and no sliding windows"
+            )
+        cache.runs = Runs(pool)
     cache.retention = Retainer(cache, clock, partial(make_policy, clock=clock), pinned_share)
     if tiers:
         if not fingerprint and not all(isinstance(tier, HostTier) for tier in tiers):

@@ -18,7 +18,7 @@ from kvpager.errors import ConfigError
 _COMPILERS = ("c++", "g++", "clang++")
 _REINSTALL = "pip install --no-deps --no-cache-dir --force-reinstall"  # a wheel without kernels may lie in pip's cache
 
-_is_off = False  # by choose("off")
+is_off = False  # by choose("off"), which alone sets it
 
 
 @cache
@@ -36,26 +36,26 @@ def _load() -> tuple[ModuleType | None, str]:
 
 def module() -> ModuleType | None:
     """The compiled module, or None where it is missing or turned off; see ``why_not``."""
-    return None if _is_off else _load()[0]
+    return None if is_off else _load()[0]
 
 
 def why_not() -> str:
     """Why there are no native kernels; empty where there are."""
-    return "turned off by option 'native'" if _is_off else _load()[1]
+    return "turned off by option 'native'" if is_off else _load()[1]
 
 
 def choose(name: str) -> None:
     """Which kernels the whole process uses from now on: ``auto`` is the best instruction set that build and processor
     have, ``off`` is none, else a set by its name. Raises ConfigError for one that is not here.
     """
-    global _is_off
+    global is_off
     loaded, reason = _load()
     sets = loaded.available_isas() if loaded else []
     if name not in ("auto", "off", *sets):
         found = f"only {', '.join(sets)}" if sets else f"no native kernels ({reason})"
         raise ConfigError(f"option 'native' asks for {name!r}, but this build and processor have {found}")
-    _is_off = name == "off"
-    if loaded and not _is_off:
+    is_off = name == "off"
+    if loaded and not is_off:
         loaded.set_isa(sets[-1] if name == "auto" else name)
 
 

@@ -7,6 +7,7 @@ from typing import NewType
 BlockId = NewType("BlockId", int)  # index of a block in the device pool, 0 <= id < num_blocks
 PageIndex = NewType("PageIndex", int)  # index of a page in a sequence: token position // page_size
 NodeId = NewType("NodeId", int)  # index of a node of the prefix index
+PageName = NewType("PageName", tuple[bytes, ...])  # of a page nobody has yet: two that want the same one see it
 ContentKey = NewType("ContentKey", bytes)  # 32 bytes of SHA-256: what a published page holds, and in which scope
 
 Clock = Callable[[], float]  # seconds, monotonic; injected, so that the bookkeeping never reads a clock of its own

@@ -6,6 +6,7 @@ prefix shares its rows, as a model would make them.
 
 import hashlib
 from dataclasses import dataclass
+from functools import lru_cache
 
 import numpy as np
 import torch
@@ -34,6 +35,12 @@ class Extras:
         return LayerOptions(self.scale, self.softcap, None if self.sinks is None else torch.tensor(self.sinks))
 
 
+@lru_cache(maxsize=1 << 15)
+def _drawn(seed: int, kv_heads: int, head_dim: int) -> np.ndarray:
+    """K and V of one position, [2, kv_heads, head_dim]. Kept: prompts share beginnings."""
+    return np.random.default_rng(seed).standard_normal((2, kv_heads, head_dim))
+
+
 class Bench:
     def __init__(
         self, cache: PagedCache, backend: AttentionBackend, query_heads: int, extras: Extras | None = None
@@ -54,7 +61,7 @@ class Bench:
             state.update(token.to_bytes(4, "little"))
             if position >= start:
                 seed = int.from_bytes(state.copy().digest()[:8], "little")
-                rows.append(np.random.default_rng(seed).standard_normal((2, group.kv_heads, group.head_dim)))
+                rows.append(_drawn(seed, group.kv_heads, group.head_dim))
         both = torch.from_numpy(np.array(rows)).to(self.dtype)
         return both[:, 0], both[:, 1]
 

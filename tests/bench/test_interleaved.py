@@ -53,6 +53,7 @@ def test_a_result_carries_its_spread_and_target() -> None:
         "value": 3.0,
         "unit": "ratio",
         "target": 2.5,
+        "bound": "at_least",
         "met": True,
         "spread": [2.5, 3.5],
     }

@@ -2,7 +2,7 @@
 
 import pytest
 
-from kvpager.bench.report import Result, report
+from kvpager.bench.report import Result, report, stamped
 
 
 @pytest.mark.parametrize(
@@ -18,7 +18,8 @@ from kvpager.bench.report import Result, report
 )
 def test_a_target_is_met_or_not(result: Result, target: float | None, met: bool | None) -> None:
     shown = result.as_dict()
-    assert set(shown) == {"name", "value", "unit", "target", "met"}
+    assert set(shown) - {"bound"} == {"name", "value", "unit", "target", "met"}
+    assert shown.get("bound") == (None if target is None else "at_most" if result.at_most is not None else "at_least")
     assert shown["target"] == target
     assert shown["met"] is met
 
@@ -30,3 +31,18 @@ def test_the_spread_is_shown_where_it_is_known() -> None:
 def test_a_setting_joins_the_hardware_line() -> None:
     plain, with_setting = report("speed", []), report("speed", [], "2 threads")
     assert with_setting["hardware"] == f"{plain['hardware']}, 2 threads"
+
+
+def test_a_report_says_what_was_checked_and_against_whom() -> None:
+    found = report("speed", [], checks=["bytes came back as they were"], peers={"llama.cpp": "b1"})
+    assert found["checks"] == ["bytes came back as they were"]
+    versions = found["versions"]
+    assert isinstance(versions, dict)
+    assert versions["llama.cpp"] == "b1"
+    assert "python" in versions
+
+
+def test_the_stamp_stands_ahead_of_the_results() -> None:
+    found = stamped(report("speed", []), "kvpager bench speed", "2026-01-02")
+    assert list(found)[-3:] == ["date", "command", "results"]
+    assert (found["date"], found["command"], found["name"]) == ("2026-01-02", "kvpager bench speed", "speed")

@@ -20,17 +20,26 @@ def over_host(layout: KVLayout = LAYOUT, num_blocks: int = 8, slots: int = 64, *
         yield stamp
 
 
-def open_limited(stamp: Stamp, tokens: Sequence[int], limit: int | None, chunk: int, **options: object) -> KVSequence:
+def open_limited(
+    stamp: Stamp, tokens: Sequence[int], limit: int | None, chunk: int, is_settled: bool = False, **options: object
+) -> KVSequence:
     """A sequence that computes its prompt in chunks, with so many pages on the device."""
     seq = stamp.cache.sequence(tokens, **options)  # type: ignore[arg-type]
     seq.resident_limit = limit
-    advance(stamp, seq, chunk)
+    advance(stamp, seq, chunk, is_settled)
     return seq
 
 
-def advance(stamp: Stamp, seq: KVSequence, chunk: int = 4) -> None:
-    """Computes all tokens that the sequence knows, in steps of ``chunk``."""
+def advance(stamp: Stamp, seq: KVSequence, chunk: int = 4, is_settled: bool = False) -> None:
+    """Computes all tokens that the sequence knows, in steps of ``chunk``.
+
+    ``is_settled``: each step waits until all copies have ended. Without it, which of the pages go out depends on which
+    copies were fastest.
+    """
     while seq.length < seq.num_tokens:
+        if is_settled:
+            assert stamp.cache.lower is not None
+            stamp.cache.lower.settle(10)
         with stamp.cache.step({seq: min(chunk, seq.num_tokens - seq.length)}) as step:
             stamp.fill(step)
 

@@ -36,11 +36,11 @@ def test_without_a_limit_it_does_not_fit() -> None:
 
 def test_decoding_goes_on_for_as_long_as_it_likes() -> None:
     with over_host(num_blocks=8) as stamp:
-        seq = open_limited(stamp, T(1, 60), limit=6, chunk=4)
+        seq = open_limited(stamp, T(1, 60), limit=6, chunk=4, is_settled=True)
         before = seq.tables[0].snapshot()[: len(seq.tables[0])].copy()
         for token in range(100, 160):
             seq.append(token)
-            advance(stamp, seq)
+            advance(stamp, seq, is_settled=True)
             stamp.cache.check()
         assert verify(stamp, seq) == 30
         stays = before[:2]
@@ -224,7 +224,7 @@ def test_a_step_that_has_nothing_to_wait_for_is_refused_instead() -> None:
 def test_a_page_that_is_published_after_it_went_down_under_a_private_key_is_not_kept_twice() -> None:
     with over_host(num_blocks=16) as stamp:
         cache, tier = stamp.cache, host_of(stamp.cache)
-        seq = open_limited(stamp, T(1, 40), limit=4, chunk=4)
+        seq = open_limited(stamp, T(1, 40), limit=4, chunk=4, is_settled=True)
         seq.truncate(24)
         assert cache.rows.published[seq.row] == 1  # page 0 is the last on the device
         page = np.array([4])
@@ -245,3 +245,20 @@ def test_a_page_that_is_published_after_it_went_down_under_a_private_key_is_not_
         assert verify(stamp, seq) == 10
         seq.free()
         cache.check()
+
+
+def test_a_sequence_freed_during_its_step_leaves_nothing_below() -> None:
+    with over_host(num_blocks=8) as stamp:
+        seq = open_limited(stamp, T(1, 60), limit=6, chunk=4)
+        stamp.cache.paging.drop_pages(seq, 0, np.array([2]))  # what it computes now is its own
+        seq.append(list(range(100, 140)))
+        advance(stamp, seq)
+        assert host_of(stamp.cache).usage().used > 0
+        seq.append(99)
+        with stamp.cache.step({seq: 1}) as step:
+            stamp.fill(step)
+            seq.free()
+        stamp.cache.lower.settle(10)
+        stamp.cache.tick()
+        assert host_of(stamp.cache).usage().used == 0
+        stamp.cache.check()

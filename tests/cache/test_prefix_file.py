@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from kvpager import ConfigError, HostTier, KVLayout, LayerSpec, OutOfBlocks, PagedCache
+from kvpager.cache import arriving
 from kvpager.cache.prefix_file import export_prefix, import_prefix
 from kvpager.checksum import checksum
 from kvpager.errors import WrongContent
@@ -244,7 +245,7 @@ def test_what_is_no_prefix_file_is_refused(path: Path, tmp_path: Path) -> None:
 def test_a_file_that_changes_while_it_is_read_changes_nothing(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     exported(path)
     content = path.read_bytes()
-    taken = PagedCache._take
+    taken = arriving.take
 
     def take(cache: PagedCache, count: int) -> object:
         changed = bytearray(content)
@@ -253,7 +254,7 @@ def test_a_file_that_changes_while_it_is_read_changes_nothing(path: Path, monkey
         return taken(cache, count)
 
     with opened() as stamp:
-        monkeypatch.setattr(PagedCache, "_take", take)
+        monkeypatch.setattr(arriving, "take", take)
         refuses(stamp, path, "is not what was written")
         monkeypatch.undo()
         path.write_bytes(content)

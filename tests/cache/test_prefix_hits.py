@@ -4,7 +4,8 @@ import hashlib
 
 import pytest
 
-from kvpager import Media, OutOfBlocks, Scope
+from kvpager import InvariantError, Media, OutOfBlocks, Scope
+from kvpager.cache.check import _check_sharing
 from kvpager.types import FaultKind
 from tests.cache.caches import MIXED, WINDOWED, opened, published_blocks
 from tests.stamp import T, block_counts, prefill, run_step
@@ -156,6 +157,18 @@ def test_media_are_part_of_the_content_from_the_page_they_begin_in() -> None:
         assert found == {"same": 12, "other": 4, "moved": 4, "none": 4}
         late = Scope(media=(Media(11, DIGEST),))
         assert stamp.cache.lookup([*T(1, 12), 13], late).num_tokens == 4  # page 1 there begins no media, here it does
+
+
+def test_pages_before_the_media_that_tell_two_sequences_apart_are_shared() -> None:
+    with opened() as stamp:
+        digests = (DIGEST, hashlib.sha256(b"other").digest())
+        first, second = (prefill(stamp, T(1, 12), scope=Scope(media=(Media(9, each),))) for each in digests)
+        assert (first.prefix_tokens, second.prefix_tokens) == (0, 8)
+        stamp.cache.check()
+        own, second.scope = second.scope, Scope(media=(Media(3, digests[1]),))  # the control: page 0 would be another
+        with pytest.raises(InvariantError, match="I9"):
+            _check_sharing(stamp.cache)
+        second.scope = own
 
 
 def test_scopes_share_nothing_but_equal_ones_do() -> None:

@@ -85,6 +85,21 @@ def test_waste_is_the_slots_that_no_token_fills_and_shared_blocks_count_once() -
         assert stamp.cache.statistics().waste_tokens == 2 * 2 + 2 * 1
 
 
+def test_a_page_that_a_cut_fork_ends_in_is_full_where_the_other_has_gone_past_it() -> None:
+    with opened(num_blocks=32) as stamp:
+        one = stamp.cache.sequence()  # by hand, so that no page is findable
+        one.write(0, *stamp.kv(T(1, 10), 0, 10))
+        cut, as_long = one.fork(), one.fork()
+        cut.truncate(5)  # inside a page that is full for the others
+        assert stamp.cache.statistics().waste_tokens == 2  # of the last page of the others
+        as_long.truncate(9)
+        assert stamp.cache.statistics().waste_tokens == 2
+        one.free()
+        assert stamp.cache.statistics().waste_tokens == 3
+        as_long.free()
+        assert stamp.cache.statistics().waste_tokens == 3  # the control: nobody has gone past it any more
+
+
 def test_prompt_tokens_are_computed_tokens_and_hits() -> None:
     with opened(num_blocks=32) as stamp:
         for base, length in ((1, 10), (1, 14), (50, 9), (1, 14), (50, 3)):

@@ -78,9 +78,7 @@ def test_a_surplus_is_refused_at_once_although_the_engine_is_in_a_long_step(mode
             waiting = [pool.submit(post) for _ in range(2)]
             while server.service.thread.num_waiting < 2:
                 time.sleep(0.005)
-            begin = time.monotonic()
-            assert post().status_code == 429
-            assert time.monotonic() - begin < 0.1 * SLACK
+            assert post().status_code == 429  # while the gate is still closed
         finally:
             gate.open()
         assert [each.result().status_code for each in waiting] == [200, 200]
@@ -93,7 +91,7 @@ Condition = Callable[[Engine], object]
 
 
 def is_queued(engine: Engine) -> bool:
-    return any(not branch.output for branch in engine._waiting.values())
+    return any(not branch.output for branch in engine._queues.waiting.values())
 
 
 def is_in_prefill(engine: Engine) -> bool:

@@ -6,7 +6,7 @@ import pytest
 
 from kvpager.engine import Engine, FinishReason, Request, Sampling
 from tests.engine.engines import assert_idle, block_counts, checked_step
-from tests.tiny_model import VOCABULARY, random_tokens, ref, sharp_prompt, tiny_model
+from tests.tiny_model import VOCABULARY, random_tokens, ref, sharp_prompts, tiny_model
 
 NEW = 8
 
@@ -32,7 +32,7 @@ def assert_numbers(engine: Engine) -> None:
 def test_the_numbers_add_up_after_every_step(num_blocks: int, new_tokens: int) -> None:
     generator = random.Random(num_blocks)
     common = random_tokens(generator, 160)
-    prompts = [sharp_prompt(generator, 40, new_tokens, prefix=common) for _ in range(20)]
+    prompts = sharp_prompts(generator, 20, 40, new_tokens, prefix=common)
     aborted = set(generator.sample(range(20), 5))
     with Engine(tiny_model(), page_size=16, num_blocks=num_blocks) as engine:
         requests: list[Request] = []

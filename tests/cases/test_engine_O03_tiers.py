@@ -10,7 +10,7 @@ from kvpager.engine import Engine, FinishReason, Request, Sampling
 from kvpager.types import TierKind
 from tests.engine.engines import first_choices
 from tests.engine.tiers import AlwaysLoad, assert_still, checked_pass
-from tests.tiny_model import random_tokens, ref, sharp_prompt, tiny_model
+from tests.tiny_model import random_tokens, ref, sharp_prompts, tiny_model
 
 NEW = 8
 
@@ -19,7 +19,7 @@ NEW = 8
 def test_the_numbers_add_up_over_all_tiers_after_every_pass(num_blocks: int, new_tokens: int, tmp_path: Path) -> None:
     generator = random.Random(num_blocks)
     common = random_tokens(generator, 160)
-    prompts = [sharp_prompt(generator, 40, new_tokens, prefix=common) for _ in range(20)]
+    prompts = sharp_prompts(generator, 20, 40, new_tokens, prefix=common)
     aborted = set(generator.sample(range(20), 5))
     total = 40 if new_tokens == NEW else 20  # every prompt twice
     tiers = (HostTier(pages=24), DiskTier(tmp_path, "2 MiB"))

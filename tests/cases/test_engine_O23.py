@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from kvpager.cache.ending import Ending
 from kvpager.cache.paged_cache import PagedCache
 from kvpager.cache.step import Step
 from kvpager.engine import Engine, Request, Sampling
@@ -19,7 +20,7 @@ from kvpager.types import TierKind
 from tests.engine.engines import ask, assert_idle, block_counts, checked_step, drive, first_choices, wrapped
 from tests.engine.tiers import StepMover, assert_still, empty_device, host, put_below
 from tests.engine.tiers import drive as drive_passes
-from tests.tiny_model import random_tokens, ref, sharp_prompt, tiny_model
+from tests.tiny_model import random_tokens, ref, sharp_prompt, sharp_prompts, tiny_model
 
 NEW = 60
 
@@ -31,7 +32,7 @@ def open_engine(**options: object) -> Engine:
 @pytest.fixture(scope="module")
 def crowd() -> list[list[int]]:
     generator = random.Random(23)
-    return [sharp_prompt(generator, 100, NEW) for _ in range(50)]
+    return sharp_prompts(generator, 50, 100, NEW)
 
 
 def assert_right(requests: list[Request], prompts: list[list[int]], new_tokens: int) -> None:
@@ -168,13 +169,16 @@ class LateRelease:
 
 
 @pytest.mark.slow
-def test_a_crowd_ends_although_blocks_come_back_two_steps_late(crowd: list[list[int]]) -> None:
+def test_a_crowd_ends_although_blocks_come_back_two_steps_late(
+    crowd: list[list[int]], monkeypatch: pytest.MonkeyPatch
+) -> None:
     prompts = crowd[:25]
+    monkeypatch.setattr(Ending, "end", lambda *_: False)  # every sequence goes through what is wrapped here
     with open_engine() as engine:
         assert isinstance(engine.cache, PagedCache)
         late = LateRelease(engine)
         most_moving = idle = 0
-        with wrapped(engine, "_finish", late.finish), wrapped(engine.cache, "free", late.free):
+        with wrapped(engine._queues, "finish", late.finish), wrapped(engine.cache, "free", late.free):
             requests = ask(engine, prompts, Sampling(max_tokens=NEW))
             while engine.has_work:
                 late.next_step()

@@ -80,7 +80,7 @@ def open_engine(path: Way, folder: Path, deterministic: bool, mover: bool = True
     if engine.cache.lower is not None:
         engine.loading.model = AlwaysLoad(engine.layout.page_size, engine.layout.block_stride)
         if mover:
-            engine.cache.lower.migration._mover = StepMover()
+            engine.cache.lower.migration.moves.mover = StepMover()
     return engine
 
 

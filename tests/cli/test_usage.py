@@ -3,6 +3,7 @@
 from kvpager.cli.usage import usage, usage_in_words
 from kvpager.engine import Completion, FinishReason
 from kvpager.engine.faults import Faults
+from kvpager.engine.selection import Selection
 
 
 def done(**more: object) -> Completion:
@@ -29,3 +30,14 @@ def test_what_did_not_fit_and_what_is_approximate_is_said() -> None:
     rough = done(attention="sinks-and-window:window=64,sinks=4")
     assert usage(rough)["attention"] == "sinks-and-window:window=64,sinks=4"
     assert usage_in_words([done(), rough]) == "; approximate attention: sinks-and-window:window=64,sinks=4"
+    assert "skipped_mass" not in usage(rough)
+
+
+def test_what_selective_attention_left_out_is_said() -> None:
+    one = done(attention="selective:budget=64", selection=Selection(3, 0.6, 1000, 200))
+    other = done(attention="selective:budget=64", selection=Selection(1, 0.4, 1000, 200))
+    assert usage(one)["skipped_mass"] == 0.2
+    assert (usage(one)["digest_bytes"], usage(one)["kept_row_bytes"]) == (1000, 200)
+    assert usage_in_words([one, other, done()]) == (
+        "; approximate attention: selective:budget=64, which left out an estimated 25.0% of the attention"
+    )

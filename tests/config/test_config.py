@@ -420,6 +420,7 @@ def test_values_come_in_their_normal_form(name: str, value: object, read: object
         ("quotas", ["a=1GiB,height=2"]),
         ("quotas", "a=1GiB"),
         ("prefix_cache", 1),
+        ("allocation", "buddy"),
         ("partial_hits", "true"),
         ("max_running", 0),
         ("max_running", "256"),

@@ -53,7 +53,7 @@ class Recorder:
                 self.rows.setdefault(branch.key, {})[branch.num_known] = row.numpy().tobytes()
             return original(branches, logits)
 
-        with wrapped(engine, "_sample", sample):
+        with wrapped(engine._loop, "_sample", sample):
             yield
 
     @contextmanager
@@ -63,7 +63,7 @@ class Recorder:
                 self.key_values[branch.key] = torch.stack(branch.sequence.read(0, branch.sequence.length))
             return original(branch, *args)
 
-        with self.rows_of(engine), wrapped(engine, "_finish", finish):
+        with self.rows_of(engine), wrapped(engine._queues, "finish", finish):
             yield
 
 

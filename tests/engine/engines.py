@@ -100,7 +100,7 @@ def force_preemption(engine: Engine, choice: int = -1) -> bool:
     if not running:
         return False
     branch = running[choice]
-    engine._preempt(branch)
+    engine._queues.preempt(branch)
     assert branch.state is BranchState.WAITING
     engine.check()
     return True
@@ -122,9 +122,9 @@ def held_in_the_middle(engine: Engine) -> Iterator[None]:
     """The lane gives its baton back at each breath, and has one turn a step, so that its steps take many of these."""
 
     def breathe(original: Callable[[], None]) -> None:
-        engine._slow.lane._until = float("-inf")
+        engine._loop.slow.lane._until = float("-inf")
         original()
 
-    with pytest.MonkeyPatch.context() as patch, wrapped(engine._slow.lane, "breathe", breathe):
+    with pytest.MonkeyPatch.context() as patch, wrapped(engine._loop.slow.lane, "breathe", breathe):
         patch.setattr(slow_steps, "ALONE_SECONDS", 0.0)
         yield

@@ -2,7 +2,7 @@
 
 It carries out each decision exactly, counts every block by its owners, and raises as soon as a promise of
 engine/scheduler.py is broken. Contents are not simulated beyond what matters for sharing: two prompts of one *family*
-agree from the start, tokens of different answers never do.
+agree from the start, as far as both say, and tokens of different answers never do.
 """
 
 from collections import Counter
@@ -10,16 +10,9 @@ from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 from functools import partial
 
-from kvpager.engine.scheduler import (
-    AdmissionCost,
-    Decision,
-    Limits,
-    Running,
-    Waiting,
-    decide,
-    effective_rank,
-    holding_blocks,
-)
+from kvpager.engine.block_needs import Limits, holding_blocks
+from kvpager.engine.scheduler import AdmissionCost, Decision, Running, Waiting, decide, effective_rank
+from kvpager.types import PageName
 
 Key = tuple[int, int]  # family and page number of a published page
 
@@ -34,6 +27,7 @@ class Job:
     answer: int  # tokens
     n: int = 1
     priority: int = 0
+    common: int = 1 << 62  # tokens of its prompt that others of its family have too
 
 
 @dataclass(eq=False)
@@ -82,6 +76,7 @@ class World:
         self.key_of: dict[int, Key] = {}  # published blocks
         self.block_of: dict[Key, int] = {}
         self.preemptions = 0
+        self.computed_tokens = 0
 
     # -- what the scheduler is told -------------------------------------------------------------------------------
 
@@ -112,16 +107,34 @@ class World:
                 freeable=partial(self.num_freeable, twig),
                 tail=twig.pages[-1] if self.is_shared_tail(twig) else None,
                 width=1 + len(twig.forks_to_come),
+                next_page=self.next_page(twig, twig.computed, twig.job.prompt),
             )
             for twig in self.in_state("running")
         ]
 
+    @property
+    def unit(self) -> int:
+        """Tokens that are published and found together."""
+        return self.limits.chunk or self.page
+
+    def key(self, twig: Twig, number: int) -> Key:
+        is_common = (number + 1) * self.page <= twig.job.common
+        return (twig.job.family if is_common else -1 - twig.family[0].key, number)
+
+    def next_page(self, twig: Twig, start: int, limit: int) -> PageName | None:
+        """The unit of pages that it computes next; None where that ends behind ``limit``."""
+        first = start // self.unit * self.unit
+        if first + self.unit > limit:
+            return None
+        numbers = range(first // self.page, (first + self.unit) // self.page)
+        return PageName(tuple(repr(self.key(twig, number)).encode() for number in numbers))
+
     def hit(self, twig: Twig) -> list[int]:
         """Blocks of the whole pages that are found; at least one token is left to compute."""
-        piece = self.limits.chunk or self.page
+        piece = self.unit
         found: list[int] = []
         for number in range((min(twig.known - 1, twig.job.prompt) // piece * piece) // self.page):
-            block = self.block_of.get((twig.job.family, number))
+            block = self.block_of.get(self.key(twig, number))
             if block is None:
                 break
             found.append(block)
@@ -131,7 +144,9 @@ class World:
         found = self.hit(twig)
         live = sum(self.refcount[block] > 0 for block in found)
         blocks = holding_blocks(self.limits.layout, twig.known + 1) - live
-        return AdmissionCost(len(found) * self.page, blocks, len(found) - live)
+        start = len(found) * self.page
+        next_page = self.next_page(twig, start, min(twig.known - 1, twig.job.prompt))
+        return AdmissionCost(start, blocks, len(found) - live, next_page)
 
     def view_waiting(self) -> list[Waiting]:
         views = []
@@ -192,9 +207,9 @@ class World:
             served = [last[key] for key in work if key in last]
             assert all(last[key] > min(served) for key in stopped), "stopped for a less important one"
         admitted = [admission.key for admission in decision.admitted]
-        assert admitted == [view.key for view in waiting[: len(admitted)]], "somebody was overtaken"
+        self.judge_order(decision, running, waiting)
         assert set(work) <= {view.key for view in running} | set(admitted)
-        width = sum(view.width for view in running) + sum(view.width for view in waiting[: len(admitted)])
+        width = sum(view.width for view in (*running, *waiting) if view.key in admitted or view in running)
         assert width <= limits.max_running or not admitted
         over = 0 if limits.chunk is None else limits.chunk - 1
         assert sum(work.values()) <= limits.max_batch_tokens + over
@@ -206,6 +221,28 @@ class World:
                 start = views[key].computed if key in views else prefix[key]
                 border = min(twig.job.prompt, (start // limits.chunk + 1) * limits.chunk)
                 assert count == (border - start if start < twig.job.prompt else 1), "a canonical piece was cut"
+
+    def judge_order(self, decision: Decision, running: list[Running], waiting: list[Waiting]) -> None:
+        """Nobody is overtaken but those whose next page a more important one computes; and those do not start."""
+        admitted = [admission.key for admission in decision.admitted]
+        computing = {}
+        for view in sorted(running, key=lambda view: view.importance):
+            if view.key in decision.work and view.next_page is not None:
+                computing.setdefault(view.next_page, view.importance)
+        place = 0
+        for view in waiting:
+            if place == len(admitted):
+                break
+            name = view.cost().next_page
+            waits = name is not None and computing.get(name, view.importance) < view.importance
+            if admitted[place] == view.key:
+                assert not waits, "two compute the same page"
+                place += 1
+                if name is not None:
+                    computing.setdefault(name, view.importance)
+            else:
+                assert waits, "somebody was overtaken"
+        assert place == len(admitted), "somebody was overtaken"
 
     def demand(self, decision: Decision) -> int:
         """Blocks that the work takes if nobody stops."""
@@ -245,6 +282,7 @@ class World:
             while len(twig.pages) * self.page < twig.computed + count:
                 twig.pages.append(self.take())
             twig.computed += count
+            self.computed_tokens += count
             assert twig.computed <= twig.known
         for twig, _ in work:
             self.publish(twig)
@@ -269,7 +307,7 @@ class World:
         if self.limits.chunk is not None:
             until = until // self.limits.chunk * self.limits.chunk
         for number in range(until // self.page):
-            block, key = twig.pages[number], (twig.job.family, number)
+            block, key = twig.pages[number], self.key(twig, number)
             known = self.block_of.setdefault(key, block)
             if known == block:
                 self.key_of[block] = key

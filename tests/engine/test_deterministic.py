@@ -14,28 +14,30 @@ from tests.engine.determinism import NEW, Recorder, Rows, Seen, run_forks, run_s
 from tests.engine.engines import checked_step, drive
 from tests.tiny_model import is_sharp, random_tokens, ref, threads, tiny_model
 
-SCHEDULES = 200  # half of them with each number of threads
+SCHEDULES = (100, pytest.param(200, marks=pytest.mark.heavy))  # half of them with each number of threads
 ROOT = Path(__file__).parents[2]
 
 
-def assert_enough(seen: Seen) -> None:
+def assert_enough(seen: Seen, schedules: int) -> None:
     """The schedules did go through what they are about."""
-    assert seen.prefix_tokens > 1000, seen
-    assert seen.preemptions > 100, seen
-    assert seen.cancelled > 10, seen
+    assert seen.prefix_tokens > 10 * schedules, seen
+    assert seen.preemptions > schedules, seen
+    assert seen.cancelled > schedules // 10, seen
     assert seen.together >= 5, seen
 
 
 @pytest.mark.slow
-def test_logits_keys_and_values_are_bit_equal_in_random_schedules_with_one_thread() -> None:
+@pytest.mark.parametrize("schedules", SCHEDULES)
+def test_logits_keys_and_values_are_bit_equal_in_random_schedules_with_one_thread(schedules: int) -> None:
     with threads(1):
-        assert_enough(run_schedules(range(SCHEDULES // 2)))
+        assert_enough(run_schedules(range(schedules // 2)), schedules // 2)
 
 
 @pytest.mark.slow
-def test_logits_keys_and_values_are_bit_equal_in_random_schedules_with_two_threads() -> None:
+@pytest.mark.parametrize("schedules", SCHEDULES)
+def test_logits_keys_and_values_are_bit_equal_in_random_schedules_with_two_threads(schedules: int) -> None:
     """In a process of its own, see determinism.py; forks too."""
-    code = f"from tests.engine.determinism import main; main(2, {SCHEDULES // 2}, {SCHEDULES})"
+    code = f"from tests.engine.determinism import main; main(2, {schedules // 2}, {schedules})"
     environment = {**os.environ, "OMP_WAIT_POLICY": "passive"}
     environment.pop("OMP_NUM_THREADS", None)
     run = subprocess.run(
@@ -48,7 +50,7 @@ def test_logits_keys_and_values_are_bit_equal_in_random_schedules_with_two_threa
         timeout=280,
     )
     assert run.returncode == 0, f"replay: OMP_WAIT_POLICY=passive python -c {code!r}\n{run.stderr[-3000:]}"
-    assert_enough(Seen(**json.loads(run.stdout.splitlines()[-1])))
+    assert_enough(Seen(**json.loads(run.stdout.splitlines()[-1])), schedules // 2)
 
 
 def test_forks_have_the_bits_of_requests_of_their_own() -> None:

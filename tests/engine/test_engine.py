@@ -8,11 +8,13 @@ from typing import Any
 
 import pytest
 
-from kvpager.config import DiskTier, Options
+from kvpager.config import DiskTier, HostTier, Options
 from kvpager.engine import Completion, Engine, FinishReason, Sampling, TokenEvent
+from kvpager.engine.preemption import PreemptionMode
 from kvpager.engine.request import BranchState
 from kvpager.errors import ConfigError, InvariantError, RequestError
 from kvpager.prefix.hashing import Scope
+from kvpager.types import TierKind
 from tests.engine.engines import (
     Numbers,
     answers,
@@ -22,6 +24,7 @@ from tests.engine.engines import (
     checked_step,
     drive,
     first_choices,
+    force_preemption,
     text_of,
     wrapped,
 )
@@ -615,14 +618,14 @@ def test_check_finds_books_that_do_not_agree(engine: Engine, prompts: list[list[
     with pytest.raises(InvariantError, match="know different tokens"):
         engine.check()
     branch.output.append(token)
-    del engine._requests[request.id]
+    del engine._queues.requests[request.id]
     with pytest.raises(InvariantError, match="its request is gone"):
         engine.check()
-    engine._requests[request.id] = request
-    del engine._running[branch.key]
+    engine._queues.requests[request.id] = request
+    del engine._queues.running[branch.key]
     with pytest.raises(InvariantError, match="no running branch"):
         engine.check()
-    engine._running[branch.key] = branch
+    engine._queues.running[branch.key] = branch
     branch.state = BranchState.WAITING
     with pytest.raises(InvariantError, match="queued as running"):
         engine.check()
@@ -663,3 +666,21 @@ def test_an_engine_that_can_not_open_leaves_its_cache_folder_to_others(tmp_path:
         Engine(model, num_blocks=16, tiers=tiers)
     with Engine(model, num_blocks=16, tiers=tiers):
         pass
+
+
+@pytest.mark.parametrize(
+    ("length", "has_tier", "mode"),
+    [(5, True, PreemptionMode.RECOMPUTE), (40, False, PreemptionMode.KEEP), (40, True, PreemptionMode.SWAP)],
+)
+def test_preemptions_are_counted_by_what_becomes_of_the_pages(
+    length: int, has_tier: bool, mode: PreemptionMode
+) -> None:
+    tiers = (HostTier(pages=16),) if has_tier else ()
+    with Engine(tiny_model(), options=Options(page_size=16, tiers=tiers), num_blocks=16) as engine:
+        engine.submit(list(range(2, 2 + length)), GREEDY)
+        drive(engine, lambda number: number == 3 and force_preemption(engine))
+        found = engine.statistics()
+        assert found.preemptions_by_mode == {mode: 1}
+        assert found.preemptions == 1
+        assert sum(found.resumptions.by_tier.values()) == 1
+        assert (found.resumptions.by_tier.keys() == {TierKind.NONE}) == (mode is PreemptionMode.RECOMPUTE)

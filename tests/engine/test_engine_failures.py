@@ -121,7 +121,7 @@ def test_a_row_without_a_distribution_fails_its_request_only(
             logits[branches.index(victim), 5] = value
         return original(branches, logits)
 
-    with wrapped(engine, "_sample", spoil):
+    with wrapped(engine._loop, "_sample", spoil):
         drive(engine)
     for request, prompt in zip(requests, prompts, strict=True):
         for done in request.completions():
@@ -139,7 +139,7 @@ def test_a_stream_with_a_damaged_row_ends_with_an_error_event(prompts: list[list
         def spoil(original: Callable[..., Any], branches: list[Any], logits: torch.Tensor) -> Any:
             return original(branches, logits * torch.nan)
 
-        with wrapped(engine, "_sample", spoil):
+        with wrapped(engine._loop, "_sample", spoil):
             events = list(engine.stream(prompts[0], Sampling(max_tokens=NEW, n=2)))
         assert [(event.choice, event.token, event.finish_reason) for event in events] == [
             (0, None, FinishReason.ERROR),
@@ -339,7 +339,7 @@ def test_weights_are_not_changed_under_a_request_that_has_begun(prompts: list[li
         with pytest.raises(ConfigError, match="1 requests were begun with the old weights"):
             engine.weights_changed()
         checked_step(engine)
-        engine._preempt(request.branches[0])  # it waits again, but has an answer begun
+        engine._queues.preempt(request.branches[0])  # it waits again, but has an answer begun
         with pytest.raises(ConfigError, match="1 requests were begun with the old weights"):
             engine.weights_changed()
         engine.cancel(request.id)

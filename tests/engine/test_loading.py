@@ -256,7 +256,8 @@ def test_a_tier_that_hangs_costs_its_deadline_and_never_a_wrong_block(prompts: l
         _,
     ):
         assert engine.cache.lower is not None
-        engine.cache.lower.migration._clock = clock
+        migration = engine.cache.lower.migration
+        migration._clock = migration.up.clock = clock
         store(engine, prompts[:10])
         switch.is_held = True
         mixed = [prompt for pair in zip(prompts[:10], prompts[10:], strict=True) for prompt in pair]

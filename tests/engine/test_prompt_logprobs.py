@@ -150,7 +150,7 @@ def test_a_step_holds_few_rows_of_logits(prompt: list[int]) -> None:
         rows = []
         assert engine.limits.max_scored > 10_000
         limits = engine.limits
-        engine.limits = replace(limits, max_scored=20)
+        engine._loop.limits = replace(limits, max_scored=20)
 
         def forward(original, batch, tokens, logits_at):  # type: ignore[no-untyped-def]
             rows.append((len(logits_at), batch.num_tokens))

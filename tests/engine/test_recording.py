@@ -128,7 +128,7 @@ def test_a_full_disk_ends_the_recording_and_nothing_else(tmp_path: Path, caplog:
         expected = run(engine, PROMPT, Sampling(max_tokens=4)).token_ids
     with caplog.at_level(logging.WARNING), open_engine(path) as engine:
         run(engine, PROMPT)
-        recorder = engine._recording._recorder  # type: ignore[union-attr]
+        recorder = engine._queues.recording._recorder  # type: ignore[union-attr]
         file, recorder._file = recorder._file, _Failing(recorder._file)  # type: ignore[assignment]
         for _ in range(3):
             assert run(engine, PROMPT, Sampling(max_tokens=4)).token_ids == expected

@@ -12,19 +12,16 @@ from hypothesis import HealthCheck, given, note, settings
 from hypothesis import strategies as st
 
 from kvpager import KVLayout
+from kvpager.engine.block_needs import Limits, holding_blocks, new_blocks, tokens_that_fit
 from kvpager.engine.scheduler import (
     AGING_PASSES,
     Admission,
     AdmissionCost,
     Decision,
-    Limits,
     Running,
     Waiting,
     decide,
     effective_rank,
-    holding_blocks,
-    new_blocks,
-    tokens_that_fit,
 )
 from kvpager.memory.layout import LayerSpec
 from tests.engine.scheduler_world import Job, World
@@ -232,6 +229,18 @@ def test_pieces_end_at_canonical_borders_and_answers_are_computed_one_by_one(
     assert decide(CANONICAL, now, [], 100).work == {1: count}
 
 
+@pytest.mark.parametrize(
+    ("computed", "prompt", "known", "count"),
+    [(0, 20, 25, 20), (0, 60, 65, 32), (20, 20, 25, 1), (24, 20, 25, 1), (0, 20, 20, 20)],
+)
+def test_approximate_answers_are_computed_again_one_by_one(computed: int, prompt: int, known: int, count: int) -> None:
+    exact = running(1, computed, known, prompt=prompt)
+    assert decide(LIMITS, [replace(exact, is_exact=False)], [], 100).work == {1: count}
+    assert decide(LIMITS, [exact], [], 100).work == {1: min(32, known - computed)}
+    newcomer = replace(waiting(1, known, prefix=computed), prompt=prompt, is_exact=False)
+    assert decide(LIMITS, [], [newcomer], 100).work == {1: count}
+
+
 def test_a_piece_that_begins_within_the_budget_is_never_cut() -> None:
     """Otherwise a branch that decodes would keep a prompt from ever getting its 64 tokens."""
     now = [running(1, 100, 101, prompt=10), running(2, 0, 128), running(3, 0, 128)]
@@ -378,6 +387,7 @@ def workloads(draw: st.DrawFn) -> tuple[Limits, int, list[Job]]:
                 answer=draw(st.integers(1, min(40, most - prompt + 1))),
                 n=draw(st.integers(1, min(4, max_running))),
                 priority=draw(st.sampled_from([0, 0, 0, 1, 5])),
+                common=draw(st.sampled_from([prompt, prompt, prompt // 2, 0])),
             )
         )
     return limits, num_blocks, jobs

@@ -4,22 +4,16 @@ import random
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-from kvpager.engine.scheduler import (
-    AdmissionCost,
-    Decision,
+from kvpager.engine.block_needs import (
     Limits,
-    Running,
     SlowLimits,
-    Waiting,
     blocks_of_request,
-    decide,
     holding_blocks,
     max_slow_tokens,
-    needed_soon,
     new_blocks,
-    num_kept,
     slow_share,
 )
+from kvpager.engine.scheduler import AdmissionCost, Decision, Running, Waiting, decide, needed_soon, num_kept
 from kvpager.memory.layout import KVLayout
 
 PAGE = 16

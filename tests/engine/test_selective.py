@@ -7,6 +7,7 @@ import pytest
 from kvpager import native
 from kvpager.config.attend import Attend, Selective, describe
 from kvpager.engine import Engine, Request, Sampling
+from kvpager.engine.selection import NO_SELECTION, Selection
 from tests.engine.determinism import Recorder
 from tests.engine.oversized import (
     NEW,
@@ -49,7 +50,13 @@ def test_the_answer_does_not_depend_on_where_pages_lie(kind: str, tmp_path: Path
         assert done.token_ids == expected.completions()[0].token_ids
         assert found_rows.rows[found.branches[0].key] == rows.rows[expected.branches[0].key]
         assert (done.is_oversized, done.attention) == (True, describe(BUDGET))
-        assert engine.statistics().approximate_requests == {describe(BUDGET): 1}
+        shown = engine.statistics()
+        assert shown.approximate_requests == {describe(BUDGET): 1}
+        assert shown.selection == Selection(done.selection.steps, done.selection.skipped)  # its memory is gone with it
+        assert (done.selection.steps, done.selection.digest_bytes > 0) == (SAMPLING.max_tokens - 1, True)
+        assert 0.1 < (done.selection.skipped_mass or 0) < 0.99  # 12 of 105 pages and more
+        assert (done.selection.kept_row_bytes > 0) == (kind != "host")  # host memory is read in place
+        assert expected.completions()[0].selection.skipped_mass == done.selection.skipped_mass
         assert_nothing_left(engine)
 
 
@@ -74,6 +81,7 @@ def test_neighbours_and_later_requests_see_nothing_of_it() -> None:
         steps(engine, [again])
         assert again.completions()[0].prefix_tokens <= LENGTH  # what it generated is nobody's prefix
         assert again.completions()[0].attention == "exact"
+        assert (again.completions()[0].selection, beside.completions()[0].selection) == (NO_SELECTION, NO_SELECTION)
 
 
 def test_lost_pages_are_computed_again(tmp_path: Path) -> None:
@@ -84,3 +92,20 @@ def test_lost_pages_are_computed_again(tmp_path: Path) -> None:
         assert len(done.token_ids) == SAMPLING.max_tokens
         assert done.attention == describe(BUDGET)
         assert_nothing_left(engine)
+
+
+def test_a_preempted_request_gives_the_answer_of_one_that_was_not() -> None:
+    """What it generated was computed selectively, and is so again, token by token."""
+    found, recorders = [], [Recorder(), Recorder()]
+    for recorder, preempted_at in zip(recorders, (None, 7), strict=True):
+        with Engine(model(), num_blocks=200, page_size=PAGE) as engine, recorder.rows_of(engine):
+            request = engine.submit(prompt_of(3, LENGTH), SAMPLING, attend=BUDGET)
+            while not request.is_finished:
+                engine.step()
+                (branch,) = request.branches
+                if len(branch.output) == preempted_at and not branch.preemptions:
+                    engine._queues.preempt(branch)
+            found.append(request.completions()[0])
+    assert [done.preemptions for done in found] == [0, 1]
+    assert found[0].token_ids == found[1].token_ids
+    assert found[1].selection.steps == found[0].selection.steps + 6  # those that were computed again

@@ -9,8 +9,8 @@ import pytest
 
 from kvpager.cache.sequence import Sequence
 from kvpager.engine import Engine, FinishReason, Request, Sampling
+from kvpager.engine.block_needs import SlowLimits
 from kvpager.engine.request import BranchState
-from kvpager.engine.scheduler import SlowLimits
 from tests.engine.engines import assert_idle, first_choices, held_in_the_middle, wrapped
 from tests.tiny_model import random_tokens, ref, sharp_prompt, tiny_model
 
@@ -19,7 +19,7 @@ NEW = 8
 
 def believing(engine: Engine, num_blocks: int = 16) -> Engine:
     slow = SlowLimits(num_blocks, share=0.5, least=4, max_tokens=64, max_tokens_beside=32)
-    engine.limits = engine._view._limits = replace(engine.limits, slow=slow)
+    engine.limits = engine._loop.limits = engine._view._limits = replace(engine.limits, slow=slow)
     original = engine.cache.sequence
 
     def sequence(*args: Any, resident_limit: int | None = None, non_resident: bool = False, **options: Any) -> Sequence:
@@ -63,7 +63,7 @@ def begun(engine: Engine, length: int = 300, **options: Any) -> Request:
     request = engine.submit(random_tokens(random.Random(1), length), Sampling(max_tokens=NEW), **options)
     for _ in range(3):
         engine.step()
-    assert engine._slow.branches == (request.branches[0],)
+    assert engine._loop.slow.branches == (request.branches[0],)
     return request
 
 
@@ -79,7 +79,7 @@ def test_ordinary_requests_get_a_token_in_each_engine_step_while_a_slow_one_is_u
             tokens = [event.request_id for event in engine.step()]
             engine.check()
             assert tokens.count(ordinary[0].id) == tokens.count(ordinary[1].id) == 1
-            during += slow.branches[0] in engine._slow.branches
+            during += slow.branches[0] in engine._loop.slow.branches
         assert during >= 8
         assert [list(done.token_ids) for done in first_choices(ordinary)] == [ref(prompt, 24) for prompt in prompts]
         run(engine, [slow])
@@ -90,7 +90,7 @@ def test_cancel_in_the_middle_of_a_step_gives_everything_back_at_once(engine: En
     with held_in_the_middle(engine):
         slow = begun(engine)
         assert engine.cancel(slow.id)
-        assert engine._slow.branches == ()
+        assert engine._loop.slow.branches == ()
         assert slow.completions()[0].finish_reason is FinishReason.CANCELLED
         assert_idle(engine)
 
@@ -102,12 +102,12 @@ def test_who_is_cancelled_beside_others_loses_its_results_and_they_keep_theirs(e
     with held_in_the_middle(engine):
         for _ in range(1000):
             engine.step()
-            if len(engine._slow.branches) == 2 and requests[1].branches[0].output:
+            if len(engine._loop.slow.branches) == 2 and requests[1].branches[0].output:
                 break
         else:
             raise AssertionError("never in one step")
         assert engine.cancel(requests[0].id)
-        assert len(engine._slow.branches) == 2  # the step goes on
+        assert len(engine._loop.slow.branches) == 2  # the step goes on
         before = len(requests[0].branches[0].output)
         run(engine, requests)
     assert list(requests[1].completions()[0].token_ids) == ref(prompts[1], NEW)
@@ -150,8 +150,9 @@ def test_choices_of_a_slow_request_are_forked(engine: Engine) -> None:
 
 def test_prompts_are_computed_in_growing_pieces_alone_and_in_small_ones_beside_others(engine: Engine) -> None:
     believing(engine, num_blocks=20)
-    engine.limits = replace(engine.limits, slow=replace(engine.limits.slow, max_tokens=512, share=1.0))  # type: ignore[type-var]
-    slow_steps_of = engine._slow
+    slow = replace(engine.limits.slow, max_tokens=512, share=1.0)  # type: ignore[type-var]
+    engine._loop.limits = replace(engine.limits, slow=slow)
+    slow_steps_of = engine._loop.slow
     slow_steps_of.tokens_alone = slow_steps_of.tokens_beside = 16
     counts: list[int] = []
 

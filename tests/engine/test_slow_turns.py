@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from kvpager import HostTier
-from kvpager.engine import Engine, FinishReason, Request, Sampling
+from kvpager.engine import Engine, FinishReason, Request, Retention, Sampling
 from kvpager.errors import TierError
 from tests.engine.engines import wrapped
 from tests.engine.oversized import (
@@ -173,10 +173,29 @@ def test_one_that_the_tiers_can_not_hold_is_let_in_and_ends_where_the_books_were
         assert_nothing_left(engine)
 
 
+@pytest.mark.parametrize("deterministic", [True, False])
+def test_a_tier_that_pins_fill_ends_it_with_the_numbers_and_soon(deterministic: bool, tmp_path: Path) -> None:
+    """Half of the tier's slots are pinned: what is left holds some of what has to go, each page in place of another."""
+    with small(tmp_path, tiers=[HostTier(pages=100)], deterministic=deterministic) as engine:
+        pinned = engine.submit(prompt_of(7, 209), GREEDY, retain=[Retention(0, 208, pin=True)])
+        run_beside_others(engine, [pinned])
+        slow = engine.submit(prompt_of(0, 500), GREEDY)
+        ordinary = run_beside_others(engine, [slow])
+        assert "host has" in slow.completions()[0].error
+        assert "retentions pin 52 pages" in slow.completions()[0].error
+        if deterministic:
+            assert_unaffected(ordinary)
+        assert_nothing_left(engine)
+        engine.cache.retention.release(0)
+        again = engine.submit(prompt_of(0, 500), GREEDY)
+        run_beside_others(engine, [again])
+        assert again.completions()[0].finish_reason is FinishReason.LENGTH
+
+
 def test_a_piece_that_must_not_be_cut_is_not_given_up_again_and_again(tmp_path: Path) -> None:
     """In deterministic mode a piece is a page at least, which may be longer than what is computed beside others."""
     with small(tmp_path, num_blocks=8, page_size=128, resident_share=0.5, max_batch_tokens=256) as engine:
-        engine._slow.tokens_beside = engine._slow._fewest
+        engine._loop.slow.tokens_beside = engine._loop.slow._fewest
         slow = engine.submit(prompt_of(0, 1200), GREEDY)
         run_beside_others(engine, [slow])
         assert slow.completions()[0].finish_reason is FinishReason.LENGTH

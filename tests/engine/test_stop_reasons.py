@@ -32,6 +32,7 @@ def opened(**options: Any) -> Iterator[tuple[Engine, list[Use]]]:
         original(blocks, use)
 
     options = {"num_blocks": 64, "page_size": PAGE, "tokenizer": Numbers(), "partial_hits": False, **options}
+    options.setdefault("eviction", "adaptive")  # LRU does not ask why a request ended
     with Engine(tiny_model(), **options) as engine, wrapped(engine.cache.evictable.policy, "release", release):
         yield engine, uses
 

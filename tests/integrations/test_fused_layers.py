@@ -16,7 +16,8 @@ from kvpager.attention.backend import DEFAULT_OPTIONS, LayerOptions
 from kvpager.engine import Engine, Sampling
 from kvpager.integrations.attention_function import PackedCall, attending, paged_attention
 from kvpager.integrations.decoder_layers import FAMILIES as FUSED
-from kvpager.integrations.fused_layers import Buffers, FusedDecoder, fused
+from kvpager.integrations.fused_layers import FusedDecoder, fused
+from kvpager.integrations.layer_buffers import Buffers
 from kvpager.integrations.model_layout import layout_for
 from tests.families import FAMILIES, VOCABULARY
 from tests.tiny_model import tiny_model

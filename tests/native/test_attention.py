@@ -14,15 +14,6 @@ from tests.native.paged import Paged
 
 MODULE = native.module()
 pytestmark = pytest.mark.skipif(MODULE is None, reason=native.why_not())
-ISAS = MODULE.available_isas() if MODULE else []
-
-
-@pytest.fixture(params=ISAS)
-def isa(request: pytest.FixtureRequest) -> Iterator[str]:
-    before = MODULE.isa()
-    MODULE.set_isa(request.param)
-    yield request.param
-    MODULE.set_isa(before)
 
 
 @pytest.fixture

@@ -81,10 +81,24 @@ def test_the_thread_sanitizer_sees_races_and_nothing_else(tmp_path: Path) -> Non
     assert "WARNING: ThreadSanitizer: data race" in race.stderr
 
 
-@pytest.mark.slow
-@pytest.mark.timeout(900)  # compiles for a minute of processor time, on cores that other tests use too
+def test_kernels_that_touch_raw_ranges_run_clean_under_the_address_sanitizer(tmp_path: Path) -> None:
+    """The smoke test of each change, compiled in a second; `make sanitize` runs all kernels."""
+    _needs_gcc()
+    flags = ("-std=gnu++20", "-O1", "-g", "-Wall", "-Wextra", "-Wno-psabi", "-DKV_ISA=portable", "-DKV_ISA_portable")
+    sanitized = ("-fsanitize=address,undefined", "-fno-sanitize-recover=all")
+    sources = [ROOT / "csrc" / name for name in ("sanitize/memory.cpp", "block_copy.isa.cpp", "checksum.isa.cpp")]
+    program = tmp_path / "memory"
+    subprocess.run(["g++", *flags, *sanitized, *sources, "-o", program], check=True)
+    clean = subprocess.run([program, "clean"], capture_output=True, text=True)
+    assert (clean.returncode, clean.stderr) == (0, "")
+    wrong = subprocess.run([program, "wrong"], capture_output=True, text=True)
+    assert "AddressSanitizer: heap-buffer-overflow" in wrong.stderr
+
+
+@pytest.mark.heavy
+@pytest.mark.timeout(0)
 def test_a_sanitized_build_runs_clean(tmp_path: Path) -> None:
-    """A short run; `make sanitize` is the whole one."""
+    """Of the module as a whole, with a short run; `make sanitize` is the whole one."""
     _needs_gcc()
     tests = ["tests/native/test_module.py"]
     clean = subprocess.run([*_SANITIZE, "address", "--portable", *tests], capture_output=True, text=True)

@@ -13,6 +13,7 @@ from transformers.models.llama.modeling_llama import LlamaRMSNorm
 from transformers.models.qwen3.modeling_qwen3 import Qwen3RMSNorm
 
 import kvpager.native
+from kvpager.integrations.native_matrix import native_matrix
 
 Threads = Callable[[int], AbstractContextManager[None]]
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
@@ -24,15 +25,7 @@ pytestmark = pytest.mark.usefixtures("isa")
 
 def matrix(rows: Tensor) -> Any:
     """Borrows the memory: ``rows`` has to have a name of its own."""
-    module = kvpager.native.module()
-    assert module is not None
-    return module.Matrix(
-        address=rows.data_ptr(),
-        rows=rows.shape[0],
-        columns=rows.shape[1],
-        row_stride=rows.stride(0),
-        dtype=str(rows.dtype).removeprefix("torch."),
-    )
+    return native_matrix(kvpager.native.module(), rows)
 
 
 def draw(*shape: int, dtype: torch.dtype, seed: int = 0, spare: int = 3) -> Tensor:

@@ -1,6 +1,5 @@
 """Digests, selection and attention over page lists in C++: bounds hold, and the reference says the same."""
 
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -17,16 +16,7 @@ from tests.native.paged import Paged
 
 MODULE = native.module()
 pytestmark = pytest.mark.skipif(MODULE is None, reason=native.why_not())
-ISAS = MODULE.available_isas() if MODULE else []
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
-
-
-@pytest.fixture(params=ISAS)
-def isa(request: pytest.FixtureRequest) -> Iterator[str]:
-    before = MODULE.isa()
-    MODULE.set_isa(request.param)
-    yield request.param
-    MODULE.set_isa(before)
 
 
 class Pages:

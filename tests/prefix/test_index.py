@@ -3,6 +3,7 @@
 import random
 from array import array
 
+import numpy as np
 import pytest
 
 from kvpager import InvariantError
@@ -207,25 +208,46 @@ def _rename(children: dict[bytes, int]) -> None:
 @pytest.mark.parametrize(
     ("lie", "reason"),
     [
-        (lambda index, node: index._labels.__setitem__(node, B), "does not match"),
+        (lambda index, node: index._tree._content.__setitem__(node, C), "is not found under"),
         (lambda index, node: index._keys.__setitem__(node, b"0" * 32), "not the key of its content"),
         (lambda index, node: index._node_of_block.__setitem__(0, 7), "names another"),
         (lambda index, node: index._blocks[0].__setitem__(node, -1), "neither blocks nor children"),
         (lambda index, node: setattr(index, "num_entries", 5), "number of published blocks"),
         (lambda index, node: index._root_by_key.clear(), "which is gone"),
-        (lambda index, node: index._num_children.__setitem__(0, 2), "numbers of children"),
-        (lambda index, node: index._child_by_token.clear(), "numbers of children"),
-        (lambda index, node: _rename(index._child_by_token), "begin otherwise"),
+        (lambda index, node: index._tree.num_children.__setitem__(0, 3), "numbers of children"),
+        (lambda index, node: index._tree._only_child.__setitem__(0, node), "whose only child is"),
+        (lambda index, node: index._tree._child_by_token.clear(), "begin alike"),
+        (lambda index, node: _rename(index._tree._child_by_token), "begin otherwise"),
     ],
 )
 def test_check_finds_an_index_that_lies(index: PrefixIndex, lie: object, reason: str) -> None:
     root = index.enter_root(ROOT_KEYS[0])
     (node,) = chain(index, root, [A], [0])
+    chain(index, root, [B], [1])
     index.key(node)
     index.check()
     lie(index, node)
     with pytest.raises(InvariantError, match=reason):
         index.check()
+
+
+def test_a_chain_that_is_hung_at_once_is_the_chain_that_is_opened_page_by_page(index: PrefixIndex) -> None:
+    root = index.enter_root(ROOT_KEYS[0])
+    for start, labels in ((root, [A, B, C]), (root, [B]), (root, [C, A])):  # nodes are used anew
+        last = index.hang(start, b"".join(labels), [np.arange(3, 3 + len(labels))])
+        index.check()
+        nodes = index.match(root, [*labels, A])
+        assert (nodes[-1], len(nodes)) == (last, len(labels))
+        assert index.blocks_in_group(nodes, 0) == list(range(3, 3 + len(labels)))
+        index.detach_all()
+        assert index.match(root, labels) == []
+
+
+def test_a_block_that_is_there_is_not_hung_twice(index: PrefixIndex) -> None:
+    root = index.enter_root(ROOT_KEYS[0])
+    chain(index, root, [A], [3])
+    with pytest.raises(InvariantError, match="in the prefix index already"):
+        index.hang(root, B, [np.array([3])])
 
 
 @pytest.mark.parametrize("seed", range(6))
@@ -243,6 +265,11 @@ def test_the_index_is_a_dict_of_prefixes(seed: int) -> None:
         path = tuple(generator.choices(labels, k=generator.randint(1, 4)))
         if generator.random() < 0.6 and free:
             node = roots[scope]
+            known = len(index.match(node, list(path)))
+            if known == 0 and len(free) >= len(path):
+                blocks = [free.pop() for _ in path]
+                index.hang(node, b"".join(path), [np.array(blocks)])
+                model |= {(scope, path[: depth + 1]): block for depth, block in enumerate(blocks)}
             for depth in range(1, len(path) + 1):
                 node = index.open_child(node, path[depth - 1])
                 if (scope, path[:depth]) not in model and free:
@@ -256,7 +283,9 @@ def test_the_index_is_a_dict_of_prefixes(seed: int) -> None:
             free.append(block)
         index.check()
         expected = [model.get((scope, path[: depth + 1])) for depth in range(len(path))]
-        found = [index.block(node, 0) for node in index.match(roots[scope], list(path))]
+        nodes = index.match(roots[scope], list(path))
+        assert index.match_pages(roots[scope], b"".join(path)) == nodes, where
+        found = [index.block(node, 0) for node in nodes]
         assert found == expected[: len(found)], where
         assert all(block is None for block in expected[len(found) :]), where
         assert index.all_blocks().tolist() == sorted(model.values()), where

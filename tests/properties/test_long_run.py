@@ -1,4 +1,4 @@
-"""200,000 random operations on a cache and its model; millions before a release.
+"""90,000 random operations on a cache and its model; millions before a release.
 
 KVPAGER_TEST_OPERATIONS   how many operations all settings do together
 KVPAGER_TEST_SEED         runs the one episode with this seed: the line that a failure prints
@@ -54,7 +54,7 @@ def run(setting: str, total: int) -> None:
 @pytest.mark.timeout(1200)
 @pytest.mark.parametrize("setting", SETTINGS)
 def test_no_random_run_contradicts_the_model(setting: str) -> None:
-    run(setting, operations(200_000))
+    run(setting, operations(90_000))
 
 
 @pytest.mark.heavy

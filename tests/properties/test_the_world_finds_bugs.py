@@ -9,7 +9,7 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from kvpager.cache import paged_cache
+from kvpager.cache import copying, cutting, ending, paged_cache, partings, steps
 from kvpager.cache.paged_cache import PagedCache
 from kvpager.cache.reclaim import Reclaimer
 from kvpager.cache.sequence import Sequence
@@ -62,11 +62,12 @@ def _last_owner_always_in_place(self: Steps, rows: np.ndarray, starts: np.ndarra
 
 
 def gives_blocks_out_while_a_step_is_open(patch: Patch) -> None:
-    def give_back(self: PagedCache, seq: Sequence, blocks: np.ndarray) -> None:
-        released = self.pool.release(blocks)
-        self.evictable.released(released.unmapped, released.cached, seq.use())
+    def give_back(cache: PagedCache, seq: Sequence, blocks: np.ndarray) -> None:
+        released = cache.pool.release(blocks)
+        cache.evictable.released(released.unmapped, released.cached, seq.use())
 
-    patch.setattr(PagedCache, "_give_back", give_back)
+    for module in (copying, cutting, ending, partings, steps):
+        patch.setattr(module, "give_back", give_back)
 
 
 def counts_steps_in_the_order_they_are_left(patch: Patch) -> None:
@@ -108,15 +109,6 @@ def forgets_to_tell_the_index_of_an_eviction(patch: Patch) -> None:
 
 def keeps_the_rows_of_freed_sequences(patch: Patch) -> None:
     patch.setattr(SequenceRows, "give_back", lambda self, row: self._free.append(row))
-    take = SequenceRows.take
-
-    def without_zeroing(self: SequenceRows) -> int:
-        published = self.published.copy()
-        row = take(self)
-        self.published[row] = published[row]
-        return row
-
-    patch.setattr(SequenceRows, "take", without_zeroing)
 
 
 def matches_other_tenants(patch: Patch) -> None:

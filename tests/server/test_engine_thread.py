@@ -1,7 +1,6 @@
 """The engine beside an event loop: what comes of requests, and how they are refused, cancelled, counted and ended."""
 
 import asyncio
-import time
 from collections import Counter
 from typing import Any
 
@@ -17,7 +16,18 @@ from kvpager.server import engine_thread
 from kvpager.server.engine_thread import Ask, EngineGone, EngineThread
 from kvpager.server.health import Condition
 from tests.server.serving import Serving
-from tests.server.threads import Gate, ask, at_rest, first_of, greedy, running_thread, tokens_of, with_thread
+from tests.server.threads import (
+    LIMIT,
+    Gate,
+    GateWhen,
+    ask,
+    at_rest,
+    first_of,
+    greedy,
+    running_thread,
+    tokens_of,
+    with_thread,
+)
 
 LONG = 400  # tokens: longer than any test looks
 
@@ -191,26 +201,40 @@ async def test_cancelling_what_has_ended_does_nothing(thread: EngineThread) -> N
 # -- time ----------------------------------------------------------------------------------------------------------
 
 
-@with_thread(max_seconds=0.3)
+@with_thread(max_seconds=LIMIT)
+async def test_a_request_has_a_time_that_it_may_take(thread: EngineThread) -> None:
+    answer = await thread.submit(ask(max_tokens=3))
+    assert answer.limit is not None
+    assert 0 < answer.limit.when() - asyncio.get_running_loop().time() <= LIMIT
+    assert not answer.limit.cancelled()  # control
+    await answer.completions()
+    assert answer.limit.cancelled()
+
+
+@with_thread(max_running=1)
 async def test_what_takes_too_long_ends_with_what_there_is(thread: EngineThread) -> None:
-    thread.before_turn = lambda engine: time.sleep(0.01)
-    done = (await (await thread.submit(ask(max_tokens=LONG))).completions())[0]
+    gate = GateWhen(lambda engine: any(len(branch.output) == 3 for branch in engine.branches()))
+    thread.before_turn = gate
+    answer = await thread.submit(ask(max_tokens=LONG))
+    await gate.reached()
+    thread._expire(answer)
+    gate.open()
+    done = (await answer.completions())[0]
     assert done.finish_reason is FinishReason.LENGTH
-    assert 0 < len(done.token_ids) < LONG
-    thread.before_turn = None
+    assert len(done.token_ids) == 3
     short = (await (await thread.submit(ask(max_tokens=3))).completions())[0]
     assert len(short.token_ids) == 3  # control
 
 
-@with_thread(max_seconds=1.0, max_running=1)
+@with_thread(max_running=1)
 async def test_what_never_began_in_its_time_fails(thread: EngineThread) -> None:
-    thread.before_turn = lambda engine: time.sleep(0.01)  # so that the first one lasts
+    gate = GateWhen(lambda engine: engine.num_waiting and any(branch.output for branch in engine.branches()))
+    thread.before_turn = gate
     running, queued = [await thread.submit(ask(max_tokens=LONG)) for _ in range(2)]
     await first_of(running)
-    gate = Gate()
-    thread.before_turn = gate
-    while not (running.is_expired and queued.is_expired):
-        await asyncio.sleep(0.01)
+    await gate.reached()
+    for answer in (running, queued):
+        thread._expire(answer)
     gate.open()
     never_began = (await queued.completions())[0]
     assert never_began.finish_reason is FinishReason.ERROR
@@ -218,13 +242,16 @@ async def test_what_never_began_in_its_time_fails(thread: EngineThread) -> None:
     assert (await running.completions())[0].finish_reason is FinishReason.LENGTH
 
 
-@with_thread(max_seconds=0.2)
+@with_thread()
 async def test_it_ends_in_time_even_if_the_engine_does_not_answer(thread: EngineThread) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(engine_thread, "_BUSY_SECONDS", 0.1)
         answer = await thread.submit(ask(max_tokens=LONG))
         gate = Gate()
         thread.before_turn = gate
+        await gate.reached()
+        thread._max_seconds = 0.1  # not before: a slow machine does not take long to take a request
+        thread._expire(answer)
         with pytest.raises(EngineGone, match="does not answer"):
             await answer.completions()
         with pytest.raises(EngineGone, match="did not take"):

@@ -4,6 +4,7 @@ Single refusals and disconnects are in tests/cases/test_O29.py.
 """
 
 import asyncio
+import itertools
 import random
 import time
 from collections import Counter
@@ -15,12 +16,13 @@ from tests.cases.test_O29 import wait_for_rest
 from tests.server.raw_client import RawClient
 from tests.server.serving import serving
 
-SLACK = 10  # on a machine that has other things to do
 BODY = {"prompt": "the moon", "temperature": 0, "stream": True, "ignore_eos": True}
 
 
-async def _stream(client: httpx.AsyncClient, body: dict[str, object], stop_after: int | None = None) -> str:
-    """How it ended, in a word. ``stop_after``: chunks after which the client goes."""
+async def _stream(
+    client: httpx.AsyncClient, body: dict[str, object], stop_after: int | None = None, came: list[str] | None = None
+) -> str:
+    """How it ended, in a word. ``stop_after``: chunks after which the client goes. ``came``: gets every line."""
     async with client.stream("POST", "/v1/completions", json=body) as response:
         if response.status_code != 200:
             assert response.headers["retry-after"]
@@ -29,60 +31,76 @@ async def _stream(client: httpx.AsyncClient, body: dict[str, object], stop_after
         async for line in response.aiter_lines():
             chunks += line.startswith("data: {")
             ends = line or ends
+            if came is not None:
+                came.append(line)
             if chunks == stop_after:
                 return "gone"
         return "done" if ends == "data: [DONE]" else "cut"
 
 
 def test_health_is_answered_while_many_stream(model: str) -> None:
+    """An answer comes long before the streams have ended. How long it takes, benchmarks say: this process has the
+    clients as well, and a machine does other things."""
+
     async def body(url: str) -> list[float]:
         limits = httpx.Limits(max_connections=None)
+        came: list[list[str]] = [[] for _ in range(64)]
         async with httpx.AsyncClient(base_url=url, timeout=120, limits=limits) as client:
-            streams = [asyncio.create_task(_stream(client, {**BODY, "max_tokens": 30})) for _ in range(64)]
-            took = []
+            asks = [_stream(client, {**BODY, "max_tokens": 60}, came=lines) for lines in came]
+            streams = [asyncio.create_task(ask) for ask in asks]
+            passed = []  # lines of the streams, on average, until each answer
             while not all(stream.done() for stream in streams):
-                begin = time.perf_counter()
+                before = sum(map(len, came))
                 assert (await client.get("/health")).status_code == 200
-                took.append(time.perf_counter() - begin)
+                passed.append((sum(map(len, came)) - before) / len(came))
             assert {stream.result() for stream in streams} == {"done"}
-            return took
+            return [*passed, sum(map(len, came)) / len(came)]
 
     with serving(model, num_blocks=1024) as server:
-        took = sorted(asyncio.run(body(server.url)))
+        *passed, whole = asyncio.run(body(server.url))
         wait_for_rest(server)
-    assert took[len(took) // 2] < 0.05 * SLACK  # the clients share this process and its lock
+    assert max(passed) < whole / 2
 
 
 @pytest.mark.parametrize(
-    ("clients", "seconds"),
-    [(40, 2.0), pytest.param(200, 60.0, marks=pytest.mark.heavy)],
+    ("clients", "rounds", "seconds"),
+    [(40, 5, 0.0), pytest.param(200, 5, 60.0, marks=pytest.mark.heavy)],
     ids=["small", "as-specified"],
 )
-def test_clients_that_come_and_go_at_random(model: str, clients: int, seconds: float) -> None:
-    """Ten times as many as may run and wait: each is answered or refused, and the server stays ready."""
+def test_clients_that_come_and_go_at_random(model: str, clients: int, rounds: int, seconds: float) -> None:
+    """Ten times as many as may run and wait: each is answered or refused, and the server stays ready. Each asks so
+    often, however long that takes, and goes on for the rest of the time."""
 
     async def one(client: httpx.AsyncClient, seed: int, stop_at: float, ends: Counter[str]) -> None:
         chance = random.Random(seed)
-        while time.monotonic() < stop_at:
+        for round_ in itertools.count():
+            if round_ >= rounds and time.monotonic() >= stop_at:
+                return
             goes = chance.choice([None, 1, 2, 5])
             body = {**BODY, "prompt": [chance.randrange(2, 300) for _ in range(chance.randrange(1, 60))]}
             ends[await _stream(client, {**body, "max_tokens": chance.randrange(1, 40)}, goes)] += 1
 
-    async def watch(client: httpx.AsyncClient, stop_at: float) -> None:
-        while time.monotonic() < stop_at:
+    async def watch(client: httpx.AsyncClient) -> None:
+        while True:
             assert (await client.get("/ready")).status_code == 200
             await asyncio.sleep(0.1)
 
     async def body(url: str) -> Counter[str]:
         ends: Counter[str] = Counter()
-        stop_at = time.monotonic() + seconds
         async with httpx.AsyncClient(base_url=url, timeout=120, limits=httpx.Limits(max_connections=None)) as client:
-            await asyncio.gather(watch(client, stop_at), *(one(client, seed, stop_at, ends) for seed in range(clients)))
+            stop_at = time.monotonic() + seconds
+            watching = asyncio.create_task(watch(client))
+            all_of_them = asyncio.gather(*(one(client, seed, stop_at, ends) for seed in range(clients)))
+            await asyncio.wait((watching, all_of_them), return_when=asyncio.FIRST_COMPLETED)
+            assert not watching.done(), watching.exception()
+            watching.cancel()
+            await all_of_them
         return ends
 
     with serving(model, num_blocks=128, max_running=clients // 20, max_waiting=clients // 20) as server:
         ends = asyncio.run(body(server.url))
         assert set(ends) <= {"done", "gone", "429"}, ends  # none was cut off or is still waiting
+        assert ends.total() >= clients * rounds
         assert ends["done"] + ends["gone"] > 0, ends
         wait_for_rest(server)
 

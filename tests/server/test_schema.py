@@ -23,7 +23,7 @@ from kvpager.config.tiers import DiskTier
 from tests.server.serving import Serving, serving
 
 KEY = "sk-fuzz-0123456789abcdef"
-EXAMPLES = 8  # of each operation and mode
+EXAMPLES = 5  # of each operation and mode
 MANY = int(os.environ.get("FUZZ_EXAMPLES", "2000"))
 ENDLESS = {"/v1/kv/stream"}  # an answer without an end can't be looked at whole
 

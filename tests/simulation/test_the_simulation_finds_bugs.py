@@ -18,6 +18,7 @@ from kvpager.tiers.host import HostStore
 from kvpager.tiers.load import Load
 from kvpager.tiers.migration import Migration
 from kvpager.tiers.move import Move
+from kvpager.tiers.promotions import Promotions
 from kvpager.tiers.slot_book import SlotBook
 from kvpager.tiers.tier import Page, Slot
 from tests.simulation.world import World
@@ -36,14 +37,14 @@ def never_lets_a_block_go(patch: Patch) -> None:
 
 
 def publishes_although_a_load_failed(patch: Patch) -> None:
-    complete = Migration._complete_loads
+    complete = Promotions.complete
 
-    def hopeful(self: Migration, move: Move) -> None:
+    def hopeful(self: Promotions, move: Move) -> None:
         for transfer in move.transfers:
             transfer.error = None
         complete(self, move)
 
-    patch.setattr(Migration, "_complete_loads", hopeful)
+    patch.setattr(Promotions, "complete", hopeful)
 
 
 def publishes_before_a_load_has_ended(patch: Patch) -> None:
@@ -98,25 +99,26 @@ def moves_a_page_down_twice(patch: Patch) -> None:
 
 
 def loses_count_of_what_moves(patch: Patch) -> None:
-    complete = Migration._complete_loads
+    complete = Promotions.complete
 
-    def careless(self: Migration, move: Move) -> None:
-        loading = self._loading_bytes
+    def careless(self: Promotions, move: Move) -> None:
+        loading = self.moving_bytes
         complete(self, move)
         if any(transfer.error is not None for transfer in move.transfers):
-            self._loading_bytes = loading
+            self.moving_bytes = loading
 
-    patch.setattr(Migration, "_complete_loads", careless)
+    patch.setattr(Promotions, "complete", careless)
 
 
 def drops_what_came_up_before_it_is_published(patch: Patch) -> None:
-    complete = Migration._complete_loads
+    complete = Migration._complete_move
 
     def hasty(self: Migration, move: Move) -> None:
         complete(self, move)
-        self.came_up([transfer.page.key for transfer in move.transfers])
+        if move.target is self._device:
+            self.came_up([transfer.page.key for transfer in move.transfers])
 
-    patch.setattr(Migration, "_complete_loads", hasty)
+    patch.setattr(Migration, "_complete_move", hasty)
 
 
 def offers_what_is_read_when_it_is_remembered(patch: Patch) -> None:

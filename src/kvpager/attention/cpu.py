@@ -3,6 +3,7 @@ that depend on nothing but a sequence's own rows. Where the bytes lie elsewhere,
 """
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from types import ModuleType
 from typing import Any
 
@@ -33,6 +34,17 @@ def why_not(layout: KVLayout | None) -> str:
         return native.why_not()
     widest = 0 if layout is None else max(group.head_dim for group in layout.groups)
     return f"head_dim {widest} is over {_MAX_HEAD_DIM}" if widest > _MAX_HEAD_DIM else ""
+
+
+@dataclass(frozen=True, slots=True)
+class PlainStep:
+    """What the kernels are given for a step whose pages are all plain lists of blocks: per layer its rows and its
+    group, per group where its tokens go and what its sequences see."""
+
+    caches: list[Any]  # [layers] CacheLayer
+    group_of: list[int]  # [layers]
+    slots: list[Any]  # [groups] TokenSlots
+    plans: list[Any]  # [groups] AttentionPlan
 
 
 class CpuBackend:
@@ -77,6 +89,12 @@ class CpuPlan:
         self._slots = [
             module.TokenSlots(batch.token_blocks(group), slots, arena.num_blocks, page_size) for group in groups
         ]
+
+    def plain(self) -> PlainStep | None:
+        """For whoever runs all layers in one call; None where some sequences are attended to one by one."""
+        if self._apart is not None:
+            return None
+        return PlainStep(self._layers, [place.group for place in self._places], self._slots, self._plans)
 
     def run(self, layer: int, q: Tensor, k: Tensor, v: Tensor, options: LayerOptions = DEFAULT_OPTIONS) -> Tensor:
         check_packed(self._batch, layer, q, k, v, options)

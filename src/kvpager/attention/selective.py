@@ -105,12 +105,23 @@ class SelectiveState:
         self._num_pages = 0
         self._skipped: list[float] = []
         self._skipped_at = -1
+        self._ended_steps, self._ended_skipped = 0, 0.0  # of the steps before the latest
 
     @property
     def skipped_mass(self) -> float | None:
         """Share of the attention that the latest selective step left out, the mean of its layers and heads: estimated
         when pages were selected (page_selection.py), against what attention to the others summed up to since."""
         return sum(self._skipped) / len(self._skipped) if self._skipped else None
+
+    @property
+    def num_steps(self) -> int:
+        """Steps that selected pages, of this sequence and not of one it was forked from."""
+        return self._ended_steps + bool(self._skipped)
+
+    @property
+    def skipped_sum(self) -> float:
+        """Their ``skipped_mass``, added up."""
+        return self._ended_skipped + (self.skipped_mass or 0.0)
 
     @property
     def num_digest_bytes(self) -> int:
@@ -214,6 +225,7 @@ class SelectiveState:
     def _note_skipped(self, length: int, log_skipped: np.ndarray, lse: Tensor) -> None:
         """The estimated sum over what was left out, against the measured one over what was not."""
         if length != self._skipped_at:
+            self._ended_steps, self._ended_skipped = self.num_steps, self.skipped_sum
             self._skipped, self._skipped_at = [], length
         with np.errstate(over="ignore"):
             self._skipped.append(float(np.mean(1 / (1 + np.exp(lse.numpy() - log_skipped)))))

@@ -41,7 +41,11 @@ def run(quick: bool = False) -> dict[str, object]:
     results.append(Result("free_131072", free * 1e6, "us", 153.0))
     results.append(Result("table_bytes_1048576", float(_table_bytes(1 << 20)), "bytes", 4e6))
     results.extend(_engine_share(16 if quick else 64))
-    return report("bookkeeping", results)
+    return report(
+        "bookkeeping",
+        results,
+        checks=["no step loses a token, look-ups find what is there, a free gives every page back"],
+    )
 
 
 class _Decode:

@@ -38,7 +38,9 @@ def run_parts(names: list[str], quick: bool = False, folder: str | None = None) 
         f"{module.isa()} kernels, {module.num_threads()} threads, {access} file access, "
         f"{scale.page_size} tokens a page unless a name says so"
     )
-    return report("demand", results, setting)
+    return report(
+        "demand", results, setting, checks=["exact attention has the bits of the run in which all pages are resident"]
+    )
 
 
 def _disk(scale: DemandScale, folder: Path) -> list[Result]:

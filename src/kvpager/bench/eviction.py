@@ -37,7 +37,12 @@ def run(quick: bool = False) -> dict[str, object]:
             Result(f"p999_ratio_{name}", large.p999 / small.p999, "ratio", at_most=at_most),
             Result(f"longest_call_{name}", large.longest * 1e3, "ms"),
         ]
-    return report("eviction", results, f"{LARGE:,} blocks, ratios to {SMALL:,}")
+    return report(
+        "eviction",
+        results,
+        f"{LARGE:,} blocks, ratios to {SMALL:,}",
+        checks=["a policy decides alike in the same situation"],
+    )
 
 
 class _Costs:

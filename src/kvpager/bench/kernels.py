@@ -30,7 +30,12 @@ def run_parts(names: list[str], quick: bool = False) -> dict[str, object]:
     module = native_module()
     scale = QUICK if quick else FULL
     results = [result for name in names for result in PARTS[name](scale)]
-    return report("kernels", results, f"{module.isa()} kernels, {module.num_threads()} threads")
+    return report(
+        "kernels",
+        results,
+        f"{module.isa()} kernels, {module.num_threads()} threads",
+        checks=["attention against the fp32 reference over the same bytes", "copies and writes byte by byte"],
+    )
 
 
 def _decode_step(quick: bool) -> list[Result]:

@@ -28,7 +28,7 @@ def run(quick: bool = False) -> dict[str, object]:
     results: list[Result] = needle.measure(model, tokenizer, needle.QUICK if quick else needle.FULL)
     results += text_loss.measure(model, tokenizer, text_loss.QUICK if quick else text_loss.FULL)
     results += attention_mass.measure(model, tokenizer, attention_mass.QUICK if quick else attention_mass.FULL)
-    return report("quality", results, MODEL)
+    return report("quality", results, MODEL, checks=["selecting all pages gives the tokens of exact attention"])
 
 
 def check(model: "PreTrainedModel", tokenizer: Any) -> None:

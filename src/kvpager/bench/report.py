@@ -1,10 +1,13 @@
-"""The shape of a benchmark's result, and what hardware and versions it was measured on."""
+"""The shape of a benchmark's result, and what hardware and versions it was measured on.
+
+Does not know when and by which command it ran: who calls the benchmark adds that (``stamped``).
+"""
 
 import os
 import platform
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -46,18 +49,38 @@ class Result:
             "target": self.target,
             "met": self.is_met,
         }
+        if self.target is not None:
+            found["bound"] = "at_least" if self.at_most is None else "at_most"
         return found if self.spread is None else {**found, "spread": list(self.spread)}
 
 
-def report(name: str, results: list[Result], setting: str = "") -> dict[str, object]:
-    """One object a benchmark prints. ``setting``: what else the figures depend on, added to the hardware line."""
+def report(
+    name: str,
+    results: list[Result],
+    setting: str = "",
+    *,
+    checks: Sequence[str] = (),
+    peers: Mapping[str, str] | None = None,
+) -> dict[str, object]:
+    """One object a benchmark prints.
+
+    ``setting``: what else the figures depend on, added to the hardware line. ``checks``: what was compared before
+    anything was timed, a line each. ``peers``: versions of what it was measured against.
+    """
     return {
         "name": name,
         "hardware": f"{hardware()}, {setting}" if setting else hardware(),
-        "versions": versions(),
+        "versions": {**versions(), **(peers or {})},
         "seed": SEED,
+        "checks": list(checks),
         "results": [result.as_dict() for result in results],
     }
+
+
+def stamped(found: Mapping[str, object], command: str, date: str) -> dict[str, object]:
+    """The report with the ``command`` that repeats it and the day it ran on, ahead of its results."""
+    head = {key: value for key, value in found.items() if key != "results"}
+    return {**head, "date": date, "command": command, "results": found["results"]}
 
 
 def hardware() -> str:

@@ -54,6 +54,7 @@ def run(quick: bool = False) -> dict[str, object]:
             Result("equal_answers_share", case.equal_share, "share"),
         ],
         f"SmolLM2, {_STREAMS} streams of {prompt} + {tokens} tokens",
+        checks=["every answer has all its tokens"],
     )
 
 

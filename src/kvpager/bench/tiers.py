@@ -34,7 +34,12 @@ def run_parts(names: list[str], quick: bool = False, folder: str | None = None) 
         for name in names:
             results += PARTS[name](scale, Path(made))
     tool = fio.version() if fio.is_installed() else "without fio"
-    return report("tiers", results, f"{module.isa()} kernels, {access} file access, {tool}")
+    return report(
+        "tiers",
+        results,
+        f"{module.isa()} kernels, {access} file access, {tool}",
+        checks=["bytes that came back are those that went down", "tokens are those of a run without tiers"],
+    )
 
 
 def _host(scale: TierScale, folder: Path) -> list[Result]:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from kvpager.cache.taking import take
 from kvpager.eviction.policy import History
 from kvpager.types import ContentKey, PageReason
 
@@ -47,7 +48,7 @@ def hold(cache: "PagedCache", blocks: np.ndarray) -> None:
 
 def take_held(cache: "PagedCache", count: int) -> np.ndarray:
     """Fresh blocks that nobody maps and this transfer holds. Raises OutOfBlocks. Pair with ``let_go``."""
-    blocks = cache._take(count)
+    blocks = take(cache, count)
     cache.pool.pin(blocks)
     cache.pool.release(blocks)
     return blocks
@@ -87,6 +88,7 @@ def attach(
     if node != root:
         index.prune(node)
     index.leave_root(root)
-    cache.pool.publish(np.array(list(taken.values()), np.int32))
-    cache.evictable.entered(list(taken.values()))
+    blocks = np.array(list(taken.values()), np.int32)
+    cache.pool.publish(blocks)
+    cache.evictable.entered(blocks)
     return taken

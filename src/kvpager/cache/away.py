@@ -44,6 +44,12 @@ class AwayPages:
     def lies_below(self, page: int) -> bool:
         return page < len(self.rest.tier) and bool(self.rest.tier[page])
 
+    def below(self, pages: np.ndarray) -> list[int]:
+        """Those of ``pages`` that lie below."""
+        pages = pages[pages < len(self.rest.tier)]
+        found: list[int] = pages[self.rest.tier[pages] != 0].tolist()
+        return found
+
     def cut_out(self, start: int, stop: int) -> Parting:
         """Nothing is known of pages ``start .. stop-1`` any more; what has to be let go of."""
         stop = min(stop, len(self.rest.tier))

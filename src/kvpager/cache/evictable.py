@@ -12,6 +12,7 @@ from typing import Protocol
 import numpy as np
 
 from kvpager.errors import InvariantError
+from kvpager.eviction.lru import LRU
 from kvpager.eviction.policy import NO_USE, EvictionPolicy, History, JudgingPolicy, Use
 from kvpager.memory.block_pool import BlockPool
 from kvpager.memory.layout import KVLayout
@@ -64,15 +65,16 @@ class Evictable:
     def policy(self, policy: EvictionPolicy) -> None:
         self._policy = policy
         self._judge = policy if isinstance(policy, JudgingPolicy) else None
+        self.lru = policy if type(policy) is LRU else None  # whose order a native call keeps
 
     # -- what happened to blocks --------------------------------------------------------------------------------
 
-    def entered(self, blocks: list[int], tenants: Sequence[str] = ()) -> None:
+    def entered(self, blocks: np.ndarray, tenants: Sequence[str] = ()) -> None:
         """These became findable. ``tenants``: who computed each, where somebody did."""
-        if blocks:
-            self.policy.enter(np.array(blocks), self._keys(blocks) if self.policy.uses_keys else _NO_KEYS)
+        if len(blocks):
+            self.policy.enter(blocks, self._keys(blocks.tolist()) if self.policy.uses_keys else _NO_KEYS)
             if self.retains is not None:
-                self.retains.entered(blocks, tenants)
+                self.retains.entered(blocks.tolist(), tenants)
 
     def hit(self, blocks: np.ndarray) -> None:
         """A request found these."""
@@ -157,6 +159,11 @@ class Evictable:
     def history(self, block: int) -> History | None:
         """Of a block that was let go, where the policy judges."""
         return None if self._judge is None else self._judge.history(block)
+
+    @property
+    def asks_for_use(self) -> bool:
+        """Whether it matters what is known of a request that lets go of its pages."""
+        return self.retains is not None or not getattr(self._policy, "ignores_use", False)
 
     def victim(self) -> int | None:
         """The block that should go first."""

@@ -31,17 +31,17 @@ class FaultLog:
     """One counter per FaultKind; counters never go down."""
 
     def __init__(self, clock: Clock) -> None:
-        self._clock = clock
+        self.now = clock
         self._pages = dict.fromkeys(FaultKind, 0)
         self._seconds = dict.fromkeys(FaultKind, 0.0)
 
     @contextmanager
     def handling(self, kind: FaultKind, pages: int) -> Iterator[None]:
         """Wraps the handling of ``pages`` faults; a handling that raises is not counted."""
-        start = self._clock()
+        start = self.now()
         yield
         self._pages[kind] += pages
-        self._seconds[kind] += self._clock() - start
+        self._seconds[kind] += self.now() - start
 
     def add(self, kind: FaultKind, pages: int, seconds: float) -> None:
         """Faults that were handled beside the bookkeeping, and how long they took."""

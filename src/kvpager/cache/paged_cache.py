@@ -12,23 +12,30 @@ from operator import attrgetter
 import numpy as np
 
 from kvpager.cache.adopting import adopt_where_they_lie
+from kvpager.cache.books import Books
 from kvpager.cache.check import check_cache
+from kvpager.cache.copying import make_writable
+from kvpager.cache.cutting import truncate
+from kvpager.cache.ending import Ending
 from kvpager.cache.evictable import Evictable
 from kvpager.cache.fault import FaultLog
+from kvpager.cache.giving_back import clear_prefix
 from kvpager.cache.lower_pages import LowerPages
 from kvpager.cache.page_log import PageLog
 from kvpager.cache.paging import MIN_LIMIT, Paging
-from kvpager.cache.prefix_match import PrefixMatch, PrefixMatcher, first_visible_page, page_labels
+from kvpager.cache.prefix_match import PrefixMatch, PrefixMatcher, page_labels
 from kvpager.cache.reclaim import Reclaimer
 from kvpager.cache.resize import resize_pool
 from kvpager.cache.retention import Retainer
 from kvpager.cache.retention_terms import Retention
+from kvpager.cache.runs import Runs
 from kvpager.cache.sequence import Sequence, token_array
 from kvpager.cache.sequence_rows import SequenceRows
+from kvpager.cache.sharing import adopt, fork, num_live_blocks, num_revived_blocks
 from kvpager.cache.statistics import CacheStatistics, read_statistics
 from kvpager.cache.step import Step
 from kvpager.cache.steps import Steps
-from kvpager.errors import ConfigError, OutOfBlocks
+from kvpager.errors import ConfigError
 from kvpager.memory.arena import Arena
 from kvpager.memory.block_pool import BlockPool
 from kvpager.memory.layout import KVLayout
@@ -38,11 +45,10 @@ from kvpager.prefix.index import PrefixIndex
 from kvpager.tiers.disk.session_files import Session, SessionFiles
 from kvpager.tiers.row_access import RowAccess
 from kvpager.tiers.tier import Tier
-from kvpager.types import ContentKey, FaultKind, NodeId, TierKind
+from kvpager.types import ContentKey, TierKind
 
 ANY_SCOPE = Scope()
-_FREED = -1  # the row of a freed sequence
-_COPY_SECONDS = 5.0  # for copies to lower tiers that hold the last blocks
+_ANY_NAMES = ANY_SCOPE.salt, ANY_SCOPE.adapter, ANY_SCOPE.adapter_version
 _CLOSE_SECONDS = 30.0  # for writing down what should outlive the process
 _UNBOUNDED = np.iinfo(np.int64).max
 _row_of = attrgetter("row")
@@ -73,6 +79,7 @@ class PagedCache:
         self.tiers = tuple(tiers)
         self.rows = SequenceRows(layout.num_groups)
         self.sequences: dict[int, Sequence] = {}  # by row
+        self.books = Books(self.rows, pool, index, layout.page_size)
         self.evictable = evictable
         self._reclaimer = reclaimer
         self._faults = faults
@@ -80,9 +87,11 @@ class PagedCache:
         self._fingerprint = fingerprint
         self._prefix_cache = prefix_cache
         self._rewind = rewind
-        self._matcher = PrefixMatcher(layout, index, match_inside_pages)
+        self._matcher = PrefixMatcher(layout, index, match_inside_pages, self.books)
         self._windows = [group.window for group in layout.groups]
         self._has_only_windows = None not in self._windows
+        self.has_windows = any(window is not None for window in self._windows)
+        self.ending = Ending(self)
         self._root_keys: dict[tuple[str, str, str], ContentKey] = {}
         self._lookups = self._prompt_tokens = self._hit_tokens = self._computed_tokens = 0
         self._hits_by_tier = dict.fromkeys(TierKind, 0)
@@ -92,6 +101,7 @@ class PagedCache:
         self.epoch = 0  # of the index: how often everything in it was forgotten
         self.lower: LowerPages | None = None  # the tiers below the device, where there are any
         self.paging = Paging(self)
+        self.runs: Runs | None = None  # where each sequence has one run of blocks instead of any blocks
         self._steps = Steps(self, rewind)
         self.retention: Retainer  # set by whoever opens the cache, as it needs a clock
         self.page_log: PageLog | None = None  # as long as somebody listens
@@ -129,22 +139,11 @@ class PagedCache:
 
     def num_live_blocks(self, match: PrefixMatch) -> int:
         """Blocks of the whole pages of a match that are mapped already: sharing them takes nothing."""
-        return len(self._match_blocks(match.nodes, match)) - self._num_cached(match.nodes, match)
+        return num_live_blocks(self, match)
 
     def num_revived_blocks(self, match: PrefixMatch) -> int:
         """Blocks of a match that are cached: mapping them takes them from what is available."""
-        nodes = match.nodes if match.inside is None else (*match.nodes, match.inside)
-        blocks = self._match_blocks(nodes, match)
-        return int((self.pool.is_cached(blocks) & (self._reclaimer.pins_yield | ~self.pool.kept[blocks])).sum())
-
-    def _num_cached(self, nodes: List[NodeId], match: PrefixMatch) -> int:
-        return int(self.pool.is_cached(self._match_blocks(nodes, match)).sum())
-
-    def _match_blocks(self, nodes: List[NodeId], match: PrefixMatch) -> np.ndarray:
-        found: list[int] = []
-        for group, first in enumerate(match.first_page):
-            found.extend(block for block in self.index.blocks_in_group(nodes[first:], group) if block is not None)
-        return np.array(found, np.int64)
+        return num_revived_blocks(self, match)
 
     def num_freeable(self, seq: Sequence) -> int:
         """Blocks that would become available if ``seq`` were freed: nobody else maps or holds them. O(pages)."""
@@ -198,29 +197,35 @@ class PagedCache:
                 self.lower.look(ids, scope, limit)
             elif (promotion := self.lower.bring_up(ids, scope, limit)) is not None:
                 came_up = promotion.page_tier
-        row = self.rows.take()
+        row, page_size = self.rows.take(), self.layout.page_size
         seq = Sequence(self, row, ids, scope)
-        seq.tables = tuple(PageTable(self.layout.page_size) for _ in self.layout.groups)
+        pages = 8 if ids is None else len(ids) // page_size + 8
+        seq.tables = tuple([PageTable(page_size, pages) for _ in self._windows])
         self.sequences[row] = seq
         if resident_limit is not None:
             seq.resident_limit = resident_limit
         if ids is not None and self._prefix_cache:
+            root = self._root_key(scope)
             if non_resident:
                 adopt_where_they_lie(self, seq, limit)
+                seq._root = self.index.enter_root(root)
             else:
-                self._adopt(seq, self._match(ids, scope, limit), came_up or {})
-            for tier, tokens_there in seq.prefix_by_tier.items():
-                self._hits_by_tier[tier] += tokens_there
-            seq._root = self.index.enter_root(self._root_key(scope))
+                seq._root = self.index.enter_root(root)
+                match = self._matcher.match(seq._root, ids, scope, limit)
+                if match.num_tokens:
+                    adopt(self, seq, match, came_up or {})
+            if seq.prefix_by_tier:
+                for tier, tokens_there in seq.prefix_by_tier.items():
+                    self._hits_by_tier[tier] += tokens_there
             if seq._node is None:
                 seq._node = seq._root
-            pages = _UNBOUNDED if publish_until is None else publish_until // self.layout.page_size
-            self.rows.publish_until[row] = pages
+            self.rows.publish_until[row] = _UNBOUNDED if publish_until is None else publish_until // page_size
         if ids is not None:
             self._lookups += 1
             self._prompt_tokens += len(ids)
             self._hit_tokens += seq.prefix_tokens
-        self.retention.bind(seq, retain)
+        if retain != ():
+            self.retention.bind(seq, retain)
         return seq
 
     def content_keys(self, tokens: Iterable[int], scope: Scope = ANY_SCOPE) -> list[ContentKey]:
@@ -235,7 +240,7 @@ class PagedCache:
         return self._matcher.match(self.index.find_root(self._root_key(scope)), ids, scope, limit)
 
     def _root_key(self, scope: Scope) -> ContentKey:
-        names = (scope.salt, scope.adapter, scope.adapter_version)
+        names = _ANY_NAMES if scope is ANY_SCOPE else (scope.salt, scope.adapter, scope.adapter_version)
         key = self._root_keys.get(names)
         if key is None:
             if len(self._root_keys) >= 4096:
@@ -243,128 +248,28 @@ class PagedCache:
             key = self._root_keys[names] = root_key(self._fingerprint, self.layout.describe(), scope)
         return key
 
-    def _adopt(self, seq: Sequence, match: PrefixMatch, page_tier: Mapping[int, TierKind]) -> None:
-        """Maps the pages of a match: minor faults. ``page_tier``: where those had been that were just brought up."""
-        if match.num_tokens == 0:
-            return
-        nodes = [*match.nodes, *([] if match.inside is None else [match.inside])]
-        with self._faults.handling(FaultKind.MINOR, sum(len(nodes) - first for first in match.first_page)):
-            for group, first in enumerate(match.first_page):
-                ids = np.array(self.index.blocks_in_group(nodes[first:], group), np.int32)
-                self.pool.retain(ids)
-                self.evictable.hit(ids)
-                seq.tables[group].map(first, ids)
-                self.rows.tail[group, seq.row] = ids[-1]
-                self.rows.first_page[group, seq.row] = first
-        self.rows.committed[seq.row] = self.rows.reserved[seq.row] = match.num_tokens
-        self.rows.published[seq.row] = len(match.nodes)
-        seq.prefix_tokens = match.num_tokens
-        came_up = {page: tier for page, tier in page_tier.items() if page < len(match.nodes)}
-        for tier in came_up.values():
-            seq.prefix_by_tier[tier] = seq.prefix_by_tier.get(tier, 0) + self.layout.page_size
-        seq.prefix_by_tier[TierKind.DEVICE] = match.num_tokens - len(came_up) * self.layout.page_size
-        if match.nodes:
-            seq._node = match.nodes[-1]
-        if self.lower is not None and self.lower.writes_what_is_used_again:
-            self.lower.write_down(self._match_blocks(match.nodes, match).tolist())
-
     def fork(self, seq: Sequence) -> Sequence:
         self.check_usable(seq)
         self.check_idle(seq, "fork")
-        row = self.rows.take()
-        self.rows.copy(seq.row, row)
-        twin = Sequence(self, row, None if seq.tokens is None else seq.tokens[:], seq.scope)
-        twin.tables = tuple(table.copy() for table in seq.tables)
-        twin.prefix_tokens, twin.prompt_tokens = seq.prefix_tokens, seq.prompt_tokens
-        twin.matched_tokens = seq.matched_tokens
-        self.paging.partings.forked(seq, twin)
-        twin.priority, twin.tenant = seq.priority, seq.tenant
-        twin._node = seq._node
-        if seq._root is not None:
-            twin._root = self.index.enter_root(self._root_key(seq.scope))
-        for table in twin.tables:
-            self.pool.retain(table.mapped_blocks())
-        self.sequences[row] = twin
-        self.retention.bind(twin, seq.wishes)
-        return twin
+        self._check_paged("share no pages")
+        return fork(self, seq)
 
     def free(self, sequences: Iterable[Sequence]) -> None:
         """Gives all pages of these sequences back, the last page of each first, so that leaves age before roots."""
         sequences = list(sequences)
         for seq in sequences:
             self.check_usable(seq)
-        if len(set(sequences)) < len(sequences):
+        if len(sequences) > 1 and len(set(sequences)) < len(sequences):
             raise ConfigError("a sequence is named twice; free it once")
         for seq in sequences:
-            for group, table in enumerate(seq.tables):
-                self.paging.partings.unmapped(seq, group, 0, len(table))
-                self._give_back(seq, table.mapped_blocks()[::-1])
-            self._forget(seq)
+            if not self.ending.end(seq):
+                self.ending.end_part_by_part(seq)
         self.retention.let_go(sequences)
-
-    def _forget(self, seq: Sequence) -> None:
-        if seq._root is not None:
-            self.index.leave_root(seq._root)
-        seq.is_freed = True
-        seq.tables, seq.away = (), None
-        del self.sequences[seq.row]
-        self.rows.is_alive[seq.row] = False
-        if self.rows.open_steps[seq.row] == 0:
-            self.rows.give_back(seq.row)
-        seq.row = _FREED
-
-    def _give_back(self, seq: Sequence, blocks: np.ndarray) -> None:
-        """One mapping less for each block; blocks that an open step may touch stay MOVING until it has ended."""
-        if len(blocks) == 0:
-            return
-        if self.rows.open_steps[seq.row]:
-            for step in self.open_steps:
-                if seq in step.sequences:
-                    self.pool.pin(blocks)
-                    step.held.append(blocks)
-        released = self.pool.release(blocks)
-        if len(released.unmapped):
-            self.evictable.released(released.unmapped, released.cached, seq.use())
 
     def truncate(self, seq: Sequence, length: int) -> None:
         self.check_usable(seq)
         self.check_idle(seq, "truncate")
-        committed = seq.length
-        if not 0 <= length <= committed:
-            raise ConfigError(f"can't truncate to {length}: the sequence has {committed} tokens")
-        for group, window in enumerate(self._windows):
-            if first_visible_page(length, window, self.layout.page_size) < self.rows.first_page[group, seq.row]:
-                raise ConfigError(
-                    f"can't truncate to {length}: pages that a token there needs lie before the window and were given "
-                    f"back; open the cache with a larger rewind (it is {self._rewind} tokens)"
-                )
-        self.paging.partings.check_cut(seq, length)
-        self._cut(seq, length)
-        self.retention.cut(seq)
-        if seq.tokens is not None:
-            del seq.tokens[length:]
-
-    def _cut(self, seq: Sequence, length: int) -> None:
-        row, page_size = seq.row, self.layout.page_size
-        pages = self.layout.num_pages(length)
-        for group, table in enumerate(seq.tables):
-            self.paging.partings.unmapped(seq, group, pages, len(table))
-            self._give_back(seq, table.unmap(pages, len(table))[::-1])
-            self.rows.tail[group, row] = max(0, table.snapshot()[pages - 1]) if pages and len(table) == pages else 0
-        self.paging.partings.cut(seq, length)
-        while (published := int(self.rows.published[row])) > length // page_size or not self._can_stand(seq, published):
-            assert seq._node is not None
-            seq._node = self.index.parent(seq._node)
-            self.rows.published[row] -= 1
-        if self._has_only_windows and 0 < self.rows.published[row] <= self.rows.first_page[:, row].min():
-            self._leave_index(seq)
-        self.rows.committed[row] = min(self.rows.committed[row], length)
-        self.rows.reserved[row] = length
-        seq.prefix_tokens = min(seq.prefix_tokens, length)
-
-    def _can_stand(self, seq: Sequence, pages: int) -> bool:
-        """Whether the node behind ``pages`` pages stays as long as ``seq`` maps them: one of its blocks is mapped."""
-        return pages == 0 or seq.away is None or any(table.snapshot()[pages - 1] >= 0 for table in seq.tables)
+        truncate(self, seq, length)
 
     # -- steps --------------------------------------------------------------------------------------------------
 
@@ -385,55 +290,9 @@ class PagedCache:
         """In the order in which they were opened."""
         return self._steps.open_steps
 
-    def _take(self, needed: int) -> np.ndarray:
-        if not self._reclaimer.make_free(needed) and not self._wait_for_free(needed):
-            nobody_else = len(self.sequences) <= 1  # could make room
-            if not nobody_else or not self._reclaimer.make_free_at_last(needed):
-                self.allocation_failures += 1
-                counts, reclaimable = self.pool.counts(), self._reclaimer.num_reclaimable
-                raise OutOfBlocks(needed, counts.free, counts.pinned, reclaimable, counts.total)
-        return self.pool.allocate(needed)
-
-    def _wait_for_free(self, needed: int) -> bool:
-        """Blocks that are being copied down are free, or reclaimable, in a moment: worth a wait, but not a long one."""
-        if self.lower is None:
-            return False
-        stop_at = self.lower.migration.now() + _COPY_SECONDS
-        while self.lower.migration.num_demotions and self.lower.migration.now() < stop_at:
-            self.lower.wait(0.05)
-            if self._reclaimer.make_free(needed):
-                return True
-        return False
-
     def make_writable(self, seq: Sequence, start: int, stop: int) -> None:
         """Copies the shared or published pages among positions ``start .. stop-1``, so that writing them is private."""
-        page_size = self.layout.page_size
-        pages = range(start // page_size, self.layout.num_pages(stop)) if stop > start else range(0)
-        found = [
-            (group, page, int(table.snapshot()[page]))
-            for group, table in enumerate(seq.tables)
-            for page in pages
-            if self.pool.is_write_protected(table.snapshot()[page : page + 1])[0]
-        ]
-        if not found:
-            return
-        fresh = self._take(len(found))
-        with self._faults.handling(FaultKind.COPY_ON_WRITE, len(found)):
-            self.arena.copy(np.array([block for _, _, block in found], np.int32), fresh)
-            if self.page_log is not None:
-                self.page_log.copied([block for _, _, block in found], fresh.tolist())
-            for (group, page, source), target in zip(found, fresh.tolist(), strict=True):
-                self._repoint(seq, group, page, source, target)
-
-    def _repoint(self, seq: Sequence, group: int, page: int, source: int, target: int) -> None:
-        """Page ``page`` lies in block ``target`` from now on; ``source`` has one mapping less."""
-        table = seq.tables[group]
-        if self.rows.open_steps[seq.row]:
-            table.detach()
-        table.replace(page, target)
-        if self.rows.tail[group, seq.row] == source:
-            self.rows.tail[group, seq.row] = target
-        self._give_back(seq, np.array([source], np.int32))
+        make_writable(self, seq, start, stop)
 
     def _leave_index(self, seq: Sequence) -> None:
         """The last page that ``seq`` published was given back in every group, so nothing keeps its node there.
@@ -450,6 +309,7 @@ class PagedCache:
 
         Raises OutOfBlocks (nothing changed) if live pages need more; ConfigError while a step is open.
         """
+        self._check_paged("never move")
         resize_pool(self, num_blocks)
 
     # -- the prefix index as a whole ----------------------------------------------------------------------------
@@ -457,17 +317,7 @@ class PagedCache:
     def clear_prefix(self) -> int:
         """Forgets all findable content of the device; returns the blocks freed. Running sequences keep their pages,
         unpublished. Lower tiers keep theirs: see ``clear_tiers``."""
-        self.epoch += 1
-        published = self.index.all_blocks()
-        self.evictable.left(published)
-        for seq in self.sequences.values():
-            self.rows.publish_until[seq.row] = self.rows.published[seq.row] = 0
-        self.index.detach_all()
-        for seq in self.sequences.values():
-            if seq._root is not None:
-                self.index.leave_root(seq._root)
-            seq._root = seq._node = None
-        return len(self.pool.unpublish(published))
+        return clear_prefix(self)
 
     def clear_tiers(self) -> dict[TierKind, int]:
         """Drops what the tiers below hold, of this and of other models; returns the pages dropped, by tier.
@@ -515,6 +365,10 @@ class PagedCache:
             raise ConfigError("this sequence belongs to another cache")
         if seq.is_freed:
             raise ConfigError("this sequence was freed")
+
+    def _check_paged(self, why_not: str) -> None:
+        if self.runs is not None:
+            raise ConfigError(f"sequences in contiguous runs {why_not}; open the cache without contiguous=True")
 
     def check_idle(self, seq: Sequence, verb: str) -> None:
         if self.rows.open_steps[seq.row]:

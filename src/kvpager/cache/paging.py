@@ -158,6 +158,23 @@ class Paging:
         new = self._new_pages(seq, count) * cache.layout.num_groups
         return new <= cache.num_available + free
 
+    def can_step_without_more(self, seq: Sequence, count: int) -> bool:
+        """Whether a step of ``count`` tokens would open with what tiers have already, whichever pages that are. Begins
+        nothing: in a tier that is nearly full, what is written takes the place of what was."""
+        new = self._new_pages(seq, count) * self._cache.layout.num_groups
+        surplus = [max(0, self._surplus(seq, group, count)) for group in range(self._cache.layout.num_groups)]
+        return not self.num_stranded(seq, count) and new <= self._cache.num_available + sum(surplus)
+
+    def num_stranded(self, seq: Sequence, count: int) -> int:
+        """Pages that have to go before a step of ``count`` tokens, beyond those that a tier has. Begins nothing."""
+        departures, stranded = self._below.departures, 0
+        for group in range(self._cache.layout.num_groups):
+            surplus = self._surplus(seq, group, count)
+            if surplus > 0:
+                clean = departures.clean(seq, group, departures.candidates(seq, group))
+                stranded += max(0, surplus - len(clean))
+        return stranded
+
     @property
     def _below(self) -> _Tiers:
         assert self._tiers is not None, "a cache without tiers has no pages below the device"
@@ -205,18 +222,18 @@ class Paging:
         return seq.away[group].num_resident(seq.tables[group], first)
 
     def _shed(self, seq: Sequence, group: int, count: int) -> None:
-        departures, now = self._below.departures, self._below.lower.migration.now
-        stop_at = now() + _COPY_SECONDS
+        """Of the pages that tiers have, the first to go; where they are too few, others are written and waited for."""
+        departures, migration = self._below.departures, self._below.lower.migration
+        stop_at = migration.now() + _COPY_SECONDS
         while (surplus := self._surplus(seq, group, count)) > 0:
-            ready = departures.ready(seq, group, surplus)
-            if len(ready) < surplus and self._below.lower.migration.num_open and now() < stop_at:
-                self._below.lower.wait(_PATIENCE)
-                self.partings.settle()
-                continue
-            gone = departures.move_out(seq, group, ready, surplus)
-            if gone < surplus:  # whatever can go
-                found = departures.clean(seq, group, departures.candidates(seq, group))
-                gone += departures.move_out(seq, group, found, surplus - gone)
+            clean = departures.clean(seq, group, departures.candidates(seq, group))
+            if len(clean) < surplus:
+                departures.ready(seq, group, surplus)
+                if migration.num_open and migration.now() < stop_at:
+                    self._below.lower.wait(_PATIENCE)
+                    self.partings.settle()
+                    continue
+            gone = departures.move_out(seq, group, clean, surplus)
             if gone < surplus:
                 self._refuse(seq, group, count, surplus - gone)
 
@@ -352,7 +369,7 @@ class Paging:
                 continue
             below = np.flatnonzero(table.tiers() > TierKind.DEVICE)
             departures = self._below.departures
-            found = exchange(departures.candidates(seq, group), below, len(table), use)
+            found = exchange(departures.unpinned(seq, group), below, len(table), use)
             went = departures.move_out(seq, group, departures.clean_or_written(seq, group, found.go), len(found.go))
             sound = [page for page in found.come.tolist() if away.copies[page].error is None]
             with suppress(OutOfBlocks):  # others were faster

@@ -49,7 +49,7 @@ class Arrivals:
         if away is None:
             return
         coming = {page for each in self._open if each.seq is seq and each.group == group for page in each.pages}
-        wanted = [page for page in pages.tolist() if away.lies_below(page) and page not in coming]
+        wanted = [page for page in away.below(pages) if page not in coming]
         if not wanted:
             return
         copies = [away.copies[page] for page in wanted]
@@ -91,7 +91,8 @@ class Arrivals:
         away = None if seq.is_freed or seq.away is None else seq.away[group]
         if away is not None:
             pages, copies = arrival.pages, arrival.copies
-            there = [at for at in came if away.copies.get(pages[at]) is copies[at] and away.lies_below(pages[at])]
+            below = set(away.below(np.array(pages, np.int64)))
+            there = [at for at in came if away.copies.get(pages[at]) is copies[at] and pages[at] in below]
             if there:
                 self._map(seq, group, [pages[at] for at in there], arrival.blocks[there])
         let_go(self._cache, arrival.blocks)
@@ -120,8 +121,9 @@ class Arrivals:
                 del away.copies[page]
                 self._copies.disown(copy)
         cache.evictable.shared(cache.pool.retain(found))
-        cache.pool.publish(np.array(fresh, np.int32))
-        cache.evictable.entered(fresh, [seq.tenant] * len(fresh))
+        entered = np.array(fresh, np.int32)
+        cache.pool.publish(entered)
+        cache.evictable.entered(entered, [seq.tenant] * len(entered))
         which = np.array(pages, np.int64)
         table.move(which, found, TierKind.DEVICE)
         away.rest.clear(which)

@@ -36,17 +36,24 @@ class Departures:
         self._counts = counts
 
     def candidates(self, seq: Sequence, group: int) -> np.ndarray:
-        """Pages that may go, the first to go first."""
+        """Pages that may go, the first to go first: pinned ones after all others."""
         rows, row, page_size = self._cache.rows, seq.row, self._cache.layout.page_size
         first, full = int(rows.first_page[group, row]), int(rows.reserved[row]) // page_size
         entries = seq.tables[group].snapshot()[first:full]
         pages = np.flatnonzero(entries >= 0) + first
         pages = pages[pages != rows.published[row] - 1]  # its node is where the sequence stands
         blocks = seq.tables[group].snapshot()[pages]
-        pool = self._cache.pool
-        pages = pages[~(pool.kept[blocks] & pool.indexed[blocks])]
         use = None if seq.attention is None else seq.attention.page_use(group)
-        return order(pages, len(seq.tables[group]), use)
+        is_pinned = self._cache.pool.kept[blocks] & self._cache.pool.indexed[blocks]
+        found = order(pages[~is_pinned], len(seq.tables[group]), use)
+        if is_pinned.any():
+            found = np.concatenate([found, order(pages[is_pinned], len(seq.tables[group]), use)])
+        return found
+
+    def unpinned(self, seq: Sequence, group: int) -> np.ndarray:
+        """Those of them that no retention pins."""
+        pages = self.candidates(seq, group)
+        return pages[~self._cache.pool.kept[seq.tables[group].snapshot()[pages]]]
 
     def ready(self, seq: Sequence, group: int, wanted: int) -> dict[int, PageCopy]:
         """Of the ``wanted`` pages that should go first those that a tier has; the others are being written now."""
@@ -147,6 +154,7 @@ class Departures:
         cache = self._cache
         lone = blocks[(cache.pool.refcount[blocks] == 1) & cache.pool.indexed[blocks]]
         if len(lone):
+            num_pinned = int(np.count_nonzero(cache.pool.kept[lone]))
             cache.evictable.left(lone)
             for block in lone.tolist():
                 node = cache.index.node_of_block(block)
@@ -154,4 +162,5 @@ class Departures:
                 if left != node:
                     cache.evictable.lost_child(left)
             cache.pool.unpublish(lone)
+            cache._reclaimer.pins_yielded += num_pinned
         cache.pool.release(blocks)

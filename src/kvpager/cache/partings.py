@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from kvpager.cache.away import PagingCounts, Parting, away_of
+from kvpager.cache.giving_back import give_back
 from kvpager.cache.page_copies import PageCopies, PageCopy
 from kvpager.cache.sequence import Sequence
 from kvpager.errors import ConfigError, PagesLost
@@ -60,7 +61,7 @@ class Partings:
         blocks = table.unmap_pages(pages)
         if (pages == rows.published[row] - 1).any():
             cache._leave_index(seq)
-        cache._give_back(seq, blocks[::-1])
+        give_back(cache, seq, blocks[::-1])
         self.approximate_from(seq, seq.length)
         self._counts.dropped += len(pages)
 

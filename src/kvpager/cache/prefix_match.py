@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from kvpager.cache.books import Books
 from kvpager.memory.layout import KVLayout
 from kvpager.prefix.hashing import Scope
 from kvpager.prefix.index import PrefixIndex
@@ -41,7 +42,7 @@ def page_labels(tokens: "array[int]", scope: Scope, start: int, stop: int, page_
     width = page_size * 4
     if stop == start + 1 and not scope.media:
         return [tokens[start * page_size : stop * page_size].tobytes()]
-    raw = memoryview(tokens)[start * page_size : stop * page_size].tobytes()
+    raw = page_bytes(tokens, start, stop, page_size)
     labels = [raw[at : at + width] for at in range(0, len(raw), width)]
     if scope.media:
         for i in range(len(labels)):
@@ -50,22 +51,30 @@ def page_labels(tokens: "array[int]", scope: Scope, start: int, stop: int, page_
     return labels
 
 
+def page_bytes(tokens: "array[int]", start: int, stop: int, page_size: int) -> bytes:
+    """The token ids of pages ``start .. stop-1`` in one piece, int32."""
+    return memoryview(tokens)[start * page_size : stop * page_size].tobytes()
+
+
 class PrefixMatcher:
-    def __init__(self, layout: KVLayout, index: PrefixIndex, match_inside_pages: bool) -> None:
+    def __init__(self, layout: KVLayout, index: PrefixIndex, match_inside_pages: bool, books: Books) -> None:
         self._layout = layout
         self._index = index
+        self._books = books
         self._match_inside_pages = match_inside_pages
         self._windows = [group.window for group in layout.groups]
+        self._from_start = (0,) * layout.num_groups
+        self._nothing = PrefixMatch(0, (), None, self._from_start)
         self._windowed = [g for g, window in enumerate(self._windows) if window is not None]
 
     def match(self, root: NodeId | None, tokens: "array[int]", scope: Scope, limit: int) -> PrefixMatch:
         """The longest usable match of at most ``limit`` tokens."""
         if root is None or limit < 1:
-            return self._result([], None, 0)
+            return self._nothing
         page_size = self._layout.page_size
-        labels = page_labels(tokens, scope, 0, limit // page_size, page_size)
-        chain = self._index.match(root, labels)
-        depth = self._usable_depth(chain)
+        chain, depth = self._chain(root, tokens, scope, limit // page_size)
+        if not chain and not self._match_inside_pages:
+            return self._nothing
         nodes = chain[:depth]
         at = depth * page_size
         if not self._match_inside_pages or depth < len(chain) or scope.media_bytes(at, at + page_size):
@@ -76,12 +85,27 @@ class PrefixMatcher:
             return self._result(nodes, None, at)
         return self._result(nodes, inside.node, at + inside.num_tokens)
 
+    def _chain(self, root: NodeId, tokens: "array[int]", scope: Scope, pages: int) -> tuple[list[NodeId], int]:
+        """The nodes that hold the prompt's first pages, and how many of them are usable."""
+        page_size = self._layout.page_size
+        if scope.media:
+            chain = self._index.match(root, page_labels(tokens, scope, 0, pages, page_size))
+        elif (books := self._books.native()) is None:
+            chain = self._index.match_pages(root, page_bytes(tokens, 0, pages, page_size))
+        else:
+            chain, depth = books.find(root, tokens, pages)
+            if not self._windowed:
+                return chain, depth
+        return chain, self._usable_depth(chain)
+
     def _usable_depth(self, chain: list[NodeId]) -> int:
         """The largest number of pages for which every group still has what a query behind them sees."""
         depth = len(chain)
         for group in range(self._layout.num_groups):
             if self._windows[group] is None:
-                depth = min(depth, _first_missing(self._index, chain, group))
+                depth = min(depth, self._index.num_with_blocks(chain, group))
+        if not self._windowed:
+            return depth
         last_missing = {group: _last_missing(self._index, chain, group) for group in self._windowed}
         while depth and any(missing[depth] >= self._first_page(depth, g) for g, missing in last_missing.items()):
             depth -= 1  # what one group lacks at this depth another may lack at the next: all are asked again
@@ -93,13 +117,10 @@ class PrefixMatcher:
         return min(first_visible_page(depth * page_size, self._windows[group], page_size), max(depth - 1, 0))
 
     def _result(self, nodes: list[NodeId], inside: NodeId | None, num_tokens: int) -> PrefixMatch:
+        if not self._windowed:
+            return PrefixMatch(num_tokens, tuple(nodes), inside, self._from_start)
         first = tuple(self._first_page(len(nodes), group) for group in range(self._layout.num_groups))
         return PrefixMatch(num_tokens, tuple(nodes), inside, first)
-
-
-def _first_missing(index: PrefixIndex, chain: list[NodeId], group: int) -> int:
-    blocks = index.blocks_in_group(chain, group)
-    return blocks.index(None) if None in blocks else len(chain)
 
 
 def _last_missing(index: PrefixIndex, chain: list[NodeId], group: int) -> np.ndarray:

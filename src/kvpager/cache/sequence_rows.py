@@ -14,32 +14,44 @@ A sequence owns one row while it lives, and until the last step that saw it has 
 
 import numpy as np
 
+NO_ROW = -1  # of a freed sequence
+_NUM_COLUMNS = 5  # of one number a row that begin at 0; the first pages of the groups follow
+
 
 class SequenceRows:
     def __init__(self, num_groups: int, capacity: int = 64) -> None:
-        self.committed = np.zeros(capacity, np.int64)
-        self.reserved = np.zeros(capacity, np.int64)
-        self.published = np.zeros(capacity, np.int64)
-        self.publish_until = np.zeros(capacity, np.int64)  # pages; 0 where nothing is to be published
-        self.open_steps = np.zeros(capacity, np.int32)
+        self._lay_out(np.zeros((_NUM_COLUMNS + num_groups, capacity), np.int64))
         self.is_alive = np.zeros(capacity, np.bool_)
         self.is_special = np.zeros(capacity, np.bool_)
         self.tail = np.zeros((num_groups, capacity), np.int32)
-        self.first_page = np.zeros((num_groups, capacity), np.int64)
+        self.num_changes = 0  # how often a row was taken or left: until it changes, sequences keep theirs
         self._knows_special = False
         self._free = list(range(capacity - 1, -1, -1))
 
+    def _lay_out(self, numbers: np.ndarray) -> None:
+        """``numbers``: the columns that begin at 0, one below the other."""
+        self.numbers = numbers
+        self.committed, self.reserved, self.published, self.publish_until, self.open_steps = numbers[:_NUM_COLUMNS]
+        self.first_page = numbers[_NUM_COLUMNS:]
+
     def take(self) -> int:
-        """A zeroed row."""
+        """A zeroed row, as all free ones are."""
         if not self._free:
             self._grow()
         row = self._free.pop()
-        for column in (self.committed, self.reserved, self.published, self.publish_until, self.open_steps):
-            column[row] = 0
-        self.first_page[:, row] = 0
+        self.num_changes += 1
         self.is_alive[row] = True
-        self.is_special[row] = False
         return row
+
+    def leave(self, row: int) -> None:
+        """Its sequence is freed; whoever ends its last step gives the row back."""
+        self.is_alive[row] = False
+        self.num_changes += 1
+
+    def ended(self, row: int) -> None:
+        """``leave`` and ``give_back`` of a row whose columns say so already."""
+        self.num_changes += 1
+        self._free.append(row)
 
     def mark_special(self, row: int) -> None:
         self.is_special[row] = self._knows_special = True
@@ -49,6 +61,8 @@ class SequenceRows:
         return self._knows_special and bool(self.is_special[rows].any())
 
     def give_back(self, row: int) -> None:
+        self.numbers[:, row] = 0
+        self.is_special[row] = False
         self.tail[:, row] = 0  # a row that nobody owns must not name a block: the pool may shrink below it
         self._free.append(row)
 
@@ -61,10 +75,9 @@ class SequenceRows:
 
     def _grow(self) -> None:
         old = len(self.committed)
-        for name in ("committed", "reserved", "published", "publish_until", "open_steps", "is_alive", "is_special"):
+        self._lay_out(np.concatenate([self.numbers, np.zeros_like(self.numbers)], axis=1))
+        for name in ("is_alive", "is_special"):
             column = getattr(self, name)
             setattr(self, name, np.concatenate([column, np.zeros_like(column)]))
-        for name in ("tail", "first_page"):
-            column = getattr(self, name)
-            setattr(self, name, np.concatenate([column, np.zeros_like(column)], axis=1))
+        self.tail = np.concatenate([self.tail, np.zeros_like(self.tail)], axis=1)
         self._free.extend(range(2 * old - 1, old - 1, -1))

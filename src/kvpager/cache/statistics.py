@@ -9,6 +9,7 @@ from kvpager.cache.fault import FaultCount
 from kvpager.cache.paging_statistics import PagingStatistics
 from kvpager.cache.reclaim import ReclaimCounts
 from kvpager.cache.retention_terms import RetentionStatistics
+from kvpager.cache.runs import RunStatistics
 from kvpager.cache.tier_lines import tier_lines
 from kvpager.memory.block_pool import PoolCounts
 from kvpager.tiers.migration_statistics import MigrationStatistics
@@ -59,6 +60,7 @@ class CacheStatistics:
     retention: RetentionStatistics | None = None  # None where nothing was ever retained
     paging: PagingStatistics | None = None  # None where no page of a running sequence was ever away from the device
     allocation_failures: int = 0
+    runs: RunStatistics | None = None  # None where allocation is paged
 
     def __str__(self) -> str:
         b = self.blocks
@@ -72,6 +74,7 @@ class CacheStatistics:
             f"({self.prefix.hit_rate:.0%}), {self.published_blocks} blocks findable\n"
             f"faults   {faults}\n"
             f"reclaim  {self.reclaim.background} background, {self.reclaim.direct} direct"
+            + ("" if self.runs is None else f"\n{self.runs}")
             + ("" if self.retention is None else f"\n{self.retention}")
             + ("" if self.paging is None else f"\n{self.paging}")
             + self._tiers()
@@ -106,16 +109,18 @@ def read_statistics(cache: "PagedCache") -> CacheStatistics:
         retention=cache.retention.statistics(),
         paging=cache.paging.statistics(),
         allocation_failures=cache.allocation_failures,
+        runs=None if cache.runs is None else cache.runs.statistics(),
     )
 
 
 def _waste(cache: "PagedCache", live: np.ndarray) -> int:
-    """Slots of begun pages that no token fills, each block counted once; findable pages are full."""
-    filled = cache.rows.reserved[live] % cache.layout.page_size
-    partial = filled > 0
-    fill_of_block: dict[int, int] = {}
-    for tails in cache.rows.tail[:, live][:, partial]:
-        for block, fill in zip(tails.tolist(), filled[partial].tolist(), strict=True):
-            if not cache.pool.indexed[block]:
-                fill_of_block[block] = max(fill, fill_of_block.get(block, 0))
-    return sum(cache.layout.page_size - fill for fill in fill_of_block.values())
+    """Slots of begun pages that no token fills, each block counted once. A findable page is full, and so is one that a
+    sequence has gone past, though another that was forked from it and cut ends inside."""
+    pool, page_size = cache.pool, cache.layout.page_size
+    filled = cache.rows.reserved[live] % page_size
+    tails = cache.rows.tail[:, live[filled > 0]]
+    blocks, place, times = np.unique(tails.ravel(), return_inverse=True, return_counts=True)
+    fill = np.zeros(len(blocks), np.int64)
+    np.maximum.at(fill, place, np.tile(filled[filled > 0], len(tails)))
+    is_begun = (times == pool.refcount[blocks]) & ~pool.indexed[blocks]
+    return int((page_size - fill[is_begun]).sum())

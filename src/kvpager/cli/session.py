@@ -10,6 +10,7 @@ import ctypes
 import signal
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from importlib.util import find_spec
 from types import FrameType
 from typing import TYPE_CHECKING
 
@@ -23,12 +24,11 @@ if TYPE_CHECKING:
 def open_engine(options: Options, num_blocks: int | None = None) -> "Engine":
     """An engine for ``options``. Raises MissingExtra where what runs models is not installed."""
     _let_waiting_threads_sleep()
-    try:
-        from kvpager.engine.engine import Engine
-    except ModuleNotFoundError as error:
-        if error.name not in ("transformers", "safetensors"):
-            raise
-        raise MissingExtra(error.name, "hf", "running a model") from error
+    for package in ("transformers", "safetensors"):  # before a model is looked for, which could not be fetched either
+        if find_spec(package) is None:
+            raise MissingExtra(package, "hf", "running a model")
+    from kvpager.engine.engine import Engine
+
     return Engine(options.model, options=options, num_blocks=num_blocks)
 
 

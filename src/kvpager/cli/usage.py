@@ -11,13 +11,22 @@ if TYPE_CHECKING:
 
 def usage(answer: "Completion") -> dict[str, object]:
     """For JSON."""
-    faults = answer.faults
+    faults, selection = answer.faults, answer.selection
+    selective: dict[str, object] = {}
+    if selection.skipped_mass is not None:
+        selective = {
+            "selective_steps": selection.steps,
+            "skipped_mass": round(selection.skipped_mass, 6),
+            "digest_bytes": selection.digest_bytes,
+            "kept_row_bytes": selection.kept_row_bytes,
+        }
     return {
         "attention": answer.attention,
         "oversized": answer.is_oversized,
         "major_faults": faults.major,
         "fault_bytes": faults.bytes,
         "stalled_seconds": round(faults.stalled_seconds, 6),
+        **selective,
     }
 
 
@@ -35,4 +44,8 @@ def usage_in_words(answers: "Iterable[Completion]") -> str:
     approximate = sorted({answer.attention for answer in answers} - {"exact"})
     if approximate:
         said += f"; approximate attention: {', '.join(approximate)}"
+    selections = [answer.selection for answer in answers if answer.selection.steps]
+    if selections:
+        skipped = sum(each.skipped for each in selections) / sum(each.steps for each in selections)
+        said += f", which left out an estimated {skipped:.1%} of the attention"
     return said

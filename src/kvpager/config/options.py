@@ -29,6 +29,7 @@ from kvpager.config.table import DEBUG_ALIAS, check_fields, option
 from kvpager.config.tiers import TierOptions
 
 DEFAULT_PAGE_SIZE = 32  # tokens; docs/design/0009-native-kernels.md has the measurements it was chosen by
+PAGED, CONTIGUOUS = "paged", "contiguous"
 
 _NAME = r"[a-z][a-z0-9_-]*"
 _DTYPES = "'auto', 'float32', 'bfloat16' or 'float16'"
@@ -73,6 +74,14 @@ class Options:
         PageSize(),
         "Size of a page: a bare number is tokens, a number with a unit is bytes over all layers.",
         "Larger for very long contexts (smaller tables); smaller for short requests (less unused room in last pages).",
+    )
+    allocation: str = option(
+        PAGED,
+        Text("'paged', 'contiguous' or 'contiguous-exact'", "paged|contiguous|contiguous-exact"),
+        "How requests get their blocks: 'paged', page by page as they grow; 'contiguous', all of max_context in a row "
+        "when they start, as servers did before paging; 'contiguous-exact', as many in a row as their prompt and "
+        "max_tokens take. Nothing is shared then: no prefix cache, no tiers, one choice a request.",
+        "Only to measure what paging gains.",
     )
     kv_dtype: str = option(
         "auto",

@@ -31,6 +31,9 @@ def choose(branches: List[Branch], logits: Tensor) -> list[Chosen]:
     chosen: list[Branch] = []
     rows: list[int] = []
     ended: list[Chosen] = []
+    if all(branch.output for branch in branches):  # each has its first token: no forks, nothing else was asked for
+        results = sample(logits, [branch.sampler for branch in branches])
+        return [Chosen(branch, result) for branch, result in zip(branches, results, strict=True)]
     for row, branch in enumerate(branches):
         request = branch.request
         family = [branch, *branch.forks_to_come()]

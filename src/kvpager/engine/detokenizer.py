@@ -86,6 +86,8 @@ class Detokenizer:
         return TextDelta(text)
 
     def _search(self, new: str, may_end: bool) -> TextDelta:
+        if not self._stops:
+            return TextDelta(new)
         text = self._held + new
         for end in range(len(self._held) + 1, len(text) + 1):
             found = [matcher.text for matcher in self._stops if matcher.push(text[end - 1])]

@@ -10,15 +10,16 @@ from random import Random
 from kvpager.cache.sequence import token_array
 from kvpager.config import Options
 from kvpager.config.attend import EXACT, Attend, most_kept
+from kvpager.engine.block_needs import blocks_of_request, slow_share
 from kvpager.engine.detokenizer import Detokenizer
 from kvpager.engine.guide import Guide
 from kvpager.engine.prompt_logprobs import PromptScores
 from kvpager.engine.request import Branch, BranchState, Request
 from kvpager.engine.sampling import SamplerRow
 from kvpager.engine.sampling_params import Sampling
-from kvpager.engine.scheduler import blocks_of_request, slow_share
 from kvpager.engine.setup import EngineParts
 from kvpager.engine.token_counts import TokenCounts
+from kvpager.engine.token_texts import TokenTexts
 from kvpager.errors import ConfigError, RequestError
 
 Prompt = str | List[int]
@@ -31,6 +32,7 @@ class Intake:
         self._parts = parts
         self._options = options
         self._next_branch = 0
+        self._texts = None if parts.tokenizer is None else TokenTexts(parts.tokenizer)
         self._random = Random(options.seed)
 
     def encode(self, prompt: Prompt) -> "array[int]":
@@ -80,6 +82,17 @@ class Intake:
                     f"each of n={sampling.n} choices that do not fit needs {slow.least} blocks of the pool, but may "
                     f"keep {keeps}: ask for fewer choices, or raise the capacity"
                 )
+            if needs - keeps > slow.num_below:
+                raise RequestError(
+                    f"each of n={sampling.n} choices needs {needs} blocks, but may keep {keeps}, and the tiers below "
+                    f"hold {slow.num_below}: ask for fewer choices or tokens, or enlarge a tier"
+                )
+        if parts.cache.runs is not None and (needs > parts.cache.pool.num_blocks or sampling.n > 1):
+            raise RequestError(
+                f"{self._options.allocation} allocation reserves {needs} blocks in a row for each of n={sampling.n} "
+                f"choices, of a pool of {parts.cache.pool.num_blocks}, and can't fork: ask for one choice of fewer "
+                "tokens, raise the capacity, or use paged allocation"
+            )
         if sampling.n > self._options.max_running:
             raise RequestError(f"n={sampling.n} choices run together, but max_running is {self._options.max_running}")
         return longest
@@ -108,9 +121,8 @@ class Intake:
             drawn = own.seed if own.seed is not None else (seed or 0) + choice
             history = TokenCounts(ids if own.has_penalties else ())
             detokenizer = None
-            if self._parts.tokenizer is not None:
-                context = ids[-_CONTEXT_TOKENS:].tolist()
-                detokenizer = Detokenizer(self._parts.tokenizer, own.stop, context=context)
+            if self._texts is not None:
+                detokenizer = Detokenizer(self._texts, own.stop, context=ids[-_CONTEXT_TOKENS:].tolist())
             fork = None if guide is None else guide.fork()
             row = SamplerRow(sampling=own, history=history, seed=drawn, end_tokens=end_tokens, guide=fork)
             state = BranchState.FORKING if choice else BranchState.WAITING

@@ -113,6 +113,11 @@ class Loading:
         """Whether there is anything to load from."""
         return self._cache.lower is not None and self._cache.has_prefix_cache
 
+    @property
+    def is_idle(self) -> bool:
+        """Whether nothing is looked for, for a branch or a hint."""
+        return not (self._entries or self._hints)
+
     def stage(self, branch: "Branch") -> Stage:
         if not self.is_used:
             return Stage.READY

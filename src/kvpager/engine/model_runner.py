@@ -5,23 +5,29 @@ them apart because it goes through the pages. Logits are computed only where a t
 under way at once, one of them in the second lane, as long as only one of them computes (engine/slow_lane.py).
 """
 
+from __future__ import annotations
+
 from array import array
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 from torch import Tensor
-from transformers import PreTrainedModel
 
 from kvpager.attention.backend import AttentionBackend
 from kvpager.cache.step import StepBatch
 from kvpager.errors import ConfigError
 from kvpager.integrations.attention_function import NAME, PackedCall, attending, paged_attention
 from kvpager.integrations.fingerprint import fingerprint_of
-from kvpager.integrations.fused_layers import Buffers, FusedDecoder, fused
+from kvpager.integrations.fused_layers import FusedDecoder, fused
+from kvpager.integrations.layer_buffers import Buffers
 from kvpager.memory.arena import Arena
 from kvpager.memory.layout import KVLayout
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
 
 
 class ModelRunner:
@@ -73,12 +79,12 @@ class ModelRunner:
         self._buffers, self._slow_buffers = Buffers(), Buffers()
         self.fused = self._fusion.enter_context(fused(self.model, self._layout)) if self._fuse else "switched off"
 
-    def forward(self, batch: StepBatch, tokens: "array[int]", sample_at: np.ndarray) -> Tensor:
+    def forward(self, batch: StepBatch, tokens: array[int], sample_at: np.ndarray) -> Tensor:
         """Logits [len(sample_at), vocab] of the new ``tokens`` [T] of a step, at the packed indices ``sample_at``."""
-        return self._forward(batch, tokens, sample_at, self._buffers, lambda: None)
+        return self._forward(batch, tokens, sample_at, self._buffers, None)
 
     def slow_forward(
-        self, batch: StepBatch, tokens: "array[int]", sample_at: np.ndarray, breathe: Callable[[], None], threads: int
+        self, batch: StepBatch, tokens: array[int], sample_at: np.ndarray, breathe: Callable[[], None], threads: int
     ) -> Tensor:
         """The same in the thread of the second lane, on as many ``threads`` as the engine's own: a matrix product's
         last bits may hang on that."""
@@ -90,10 +96,10 @@ class ModelRunner:
     def _forward(
         self,
         batch: StepBatch,
-        tokens: "array[int]",
+        tokens: array[int],
         sample_at: np.ndarray,
         buffers: Buffers,
-        breathe: Callable[[], None],
+        breathe: Callable[[], None] | None,
     ) -> Tensor:
         ids = torch.frombuffer(tokens, dtype=torch.int32).to(self._device, torch.int64)
         positions = torch.from_numpy(batch.positions()).to(self._device)

@@ -52,6 +52,8 @@ class Opening:
             branch.was_slow = True
             self.counts.oversized_requests += 1
         branch.sequence = seq = self._sequence(branch, admission, came_up)
+        if self._cache.runs is not None:
+            self._cache.runs.reserve(seq.row, self._view.needs(request))
         if request.attend is not EXACT:
             seq.attention = make_state(self._cache.layout, request.attend, len(request.prompt))
         elif branch.is_slow:
@@ -61,6 +63,9 @@ class Opening:
         seq.prompt_tokens = len(request.prompt)  # of what is known, some may be output
         seq.matched_tokens = request.matched  # what is found of what it lost itself doesn't count
         self._count(branch, {tier: tokens for tier, tokens in seq.prefix_by_tier.items() if tokens})
+        source = self._view.source
+        if source is not None and seq.length < source.num_tokens(request):
+            source.write(request, seq, seq.length)
 
     def _count(self, branch: Branch, found: dict[TierKind, int]) -> None:
         if branch.prefix_by_tier is not None:

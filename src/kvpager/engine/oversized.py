@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from kvpager.cache.paged_cache import PagedCache
 from kvpager.cache.paging import Paging
 from kvpager.config import Options
-from kvpager.engine.scheduler import STANDING_PAGES, SlowLimits, slow_share, tokens_that_fit
+from kvpager.engine.block_needs import STANDING_PAGES, SlowLimits, slow_share, tokens_that_fit
 from kvpager.types import TierKind
 
 NO_LIMIT = 1 << 30  # tokens, or pages
@@ -42,7 +42,7 @@ class Oversized:
             num_below=slots,
         )
         keeps = slow_share(slow, layout.num_groups, kept=0)
-        longest = tokens_that_fit(layout, keeps + slots, context)
+        longest = tokens_that_fit(layout, keeps + slots, context, chunk or 1)
         why_not = _too_little(slow, keeps)
         if why_not or longest <= fits:
             return cls(None, fits, why_not or f"the tiers below hold {slots} blocks")

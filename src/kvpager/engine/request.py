@@ -30,6 +30,7 @@ from kvpager.engine.faults import NO_FAULTS, Faults
 from kvpager.engine.prompt_logprobs import PromptLogprob, PromptScores
 from kvpager.engine.sampling import SampledToken, SamplerRow, TokenLogprob
 from kvpager.engine.sampling_params import Sampling
+from kvpager.engine.selection import NO_SELECTION, Selection
 from kvpager.errors import InvariantError
 from kvpager.eviction.policy import StopReason
 from kvpager.prefix.hashing import Scope
@@ -85,7 +86,8 @@ class Completion:
 
     ``prompt_tokens`` = ``prefix_tokens`` (found, where ``prefix_by_tier`` says) + computed. ``preemptions``: how often
     it was stopped and resumed. ``attention``: "exact", or by which approximation it was computed (config/attend.py).
-    ``is_oversized``: its pages did not fit on the device; ``faults``: what reading the others took.
+    ``is_oversized``: its pages did not fit on the device; ``faults``: what reading the others took. ``selection``: what
+    selective attention left out, by its own estimate.
     """
 
     request_id: int
@@ -105,6 +107,7 @@ class Completion:
     attention: str = EXACT.name
     is_oversized: bool = False
     faults: Faults = NO_FAULTS
+    selection: Selection = NO_SELECTION
 
     @property
     def computed_tokens(self) -> int:
@@ -136,10 +139,13 @@ class Branch:
     was_slow: bool = False
     served_at: int = -1  # slow step that it was last part of
     earlier_faults: Faults = NO_FAULTS  # of sequences that it has had
+    earlier_selection: Selection = NO_SELECTION
     losses: int = 0  # of its pages below the device, one after the other without a token more than before
     furthest: int = 0  # tokens that were computed at the last of them
     stuck_since: float | None = None  # when it first could not begin a step of the second lane that was its turn
     refusals: int = 0  # of such steps, one after the other, with nothing to wait for
+    stranded: int = 0  # pages that had to go and that no tier had, when all transfers had ended last
+    vain_rounds: int = 0  # of transfers since these have become fewer
     is_alone: bool = False  # it had to make room below for others: in the second lane, no more beside any
     finish_reason: FinishReason | None = None
     stop: StopReason = StopReason.UNKNOWN
@@ -159,6 +165,18 @@ class Branch:
     @property
     def faults(self) -> Faults:
         return self.earlier_faults if self.sequence is None else self.earlier_faults.plus(self.sequence.faults)
+
+    @property
+    def selection(self) -> Selection:
+        """Of selective attention so far; its memory at the most."""
+        if self.sequence is None or self.request.attend is EXACT:
+            return self.earlier_selection
+        return self.earlier_selection.then(Selection.of(self.sequence.attention))
+
+    def leave_sequence(self) -> None:
+        """Its sequence is freed; what it has cost stays known."""
+        self.earlier_faults, self.earlier_selection = self.faults, self.selection
+        self.sequence = None
 
     @property
     def num_known(self) -> int:
@@ -199,17 +217,11 @@ class Branch:
 
     def event(self, result: SampledToken | None, text: str) -> TokenEvent:
         """The latest: a token, or none where it ended without one."""
-        return TokenEvent(
-            request_id=self.request.id,
-            choice=self.choice,
-            token=None if result is None else result.token,
-            text=text,
-            logprob=None if result is None else result.logprob,
-            top=() if result is None else result.top,
-            finish_reason=self.finish_reason,
-            attention=self.request.attention,
-            faults=self.faults,
-        )
+        request, reason = self.request, self.finish_reason
+        if result is None:
+            return TokenEvent(request.id, self.choice, None, text, None, (), reason, request.attention, self.faults)
+        token, logprob, top = result.token, result.logprob, result.top
+        return TokenEvent(request.id, self.choice, token, text, logprob, top, reason, request.attention, self.faults)
 
 
 @dataclass(slots=True, eq=False)
@@ -279,4 +291,5 @@ def completion(branch: Branch) -> Completion:
         attention=branch.request.attention,
         is_oversized=branch.was_slow,
         faults=branch.faults,
+        selection=branch.selection,
     )

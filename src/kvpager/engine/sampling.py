@@ -33,6 +33,7 @@ import torch
 from torch import Tensor
 
 from kvpager.engine.guide import Guide
+from kvpager.engine.highest import highest
 from kvpager.engine.restriction import restrict
 from kvpager.engine.sampling_params import Sampling, hash64
 from kvpager.engine.token_counts import TokenCounts
@@ -143,8 +144,7 @@ def sample(logits: Tensor, rows: Sequence[SamplerRow]) -> list[SampledToken | Sa
     _check_shapes(logits, rows)
     if not rows:
         return []
-    best = logits.max(dim=-1)  # of equal logits the first; NaN if there is one
-    tokens: list[int | SamplingFailure] = _where_sound(best.values, best.indices)
+    tokens = _best(logits)
     special = [i for i, row in enumerate(rows) if not row.is_plain and isinstance(tokens[i], int)]
     if special:
         chosen = _choose(_take(logits, special), [rows[i] for i in special])
@@ -165,8 +165,7 @@ def probabilities(logits: Tensor, rows: Sequence[SamplerRow]) -> Tensor:
         return result
     edited = _take(logits, range(len(rows)))
     failed = restrict(edited, rows)
-    best = _edit(edited, rows).max(dim=-1)
-    for i, token in enumerate(_where_sound(best.values, best.indices)):
+    for i, token in enumerate(_best(_edit(edited, rows))):
         if isinstance(token, int) and i not in failed:
             result[i] = 0.0
             _distribution(result[i], edited[i : i + 1], rows[i], token)
@@ -197,17 +196,15 @@ def _take(logits: Tensor, indices: Sequence[int]) -> Tensor:
     return logits.index_select(0, torch.tensor(list(indices), device=logits.device)).to(torch.float32, copy=False)
 
 
-def _where_sound(values: Tensor, tokens: Tensor) -> list[int | SamplingFailure]:
-    """The tokens, a failure where the highest logit is NaN or infinite."""
-    is_sound = values.isfinite().tolist()
-    return [token if sound else _DAMAGED for token, sound in zip(tokens.tolist(), is_sound, strict=True)]
+def _best(logits: Tensor) -> list[int | SamplingFailure]:
+    """The token of each row's highest logit, a failure where that is NaN or infinite."""
+    return [_DAMAGED if token is None else token for token in highest(logits)]
 
 
 def _choose(logits: Tensor, rows: Sequence[SamplerRow]) -> list[int | SamplingFailure]:
     """Tokens of rows with options; a failure where these leave no distribution. ``logits`` is overwritten."""
     reasons = restrict(logits, rows)
-    best = _edit(logits, rows).max(dim=-1)
-    tokens = _where_sound(best.values, best.indices)
+    tokens = _best(_edit(logits, rows))
     for i, reason in reasons.items():
         tokens[i] = SamplingFailure(reason)
     random = [i for i, row in enumerate(rows) if not row.sampling.is_greedy and isinstance(tokens[i], int)]

@@ -11,7 +11,8 @@ One pass:
     2. waiting branches start, in order, while all that running branches will need soon and the newcomer's known tokens
        fit together. The first that does not fit ends the pass: nobody overtakes it. With nothing running, and no
        blocks reserved for branches whose pages are being loaded, the first always starts, since a request that can
-       never fit was refused when it came.
+       never fit was refused when it came. One whose next page a more important branch computes in this pass waits
+       behind that, and keeps its place: those that start meanwhile leave it what it will take.
 
 Branches that can't have all their pages on the device are *slow*: they are computed in the second lane, in a step of
 their own (``Decision.slow``), and keep at most ``keeps`` blocks each. A waiting branch becomes slow where what it may
@@ -28,39 +29,11 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, field
 
+from kvpager.engine.block_needs import Limits, holding_blocks, max_slow_tokens, new_blocks, slow_share
 from kvpager.memory.layout import KVLayout
+from kvpager.types import PageName
 
-STANDING_PAGES = 3  # that a slow branch keeps besides those it is writing: the begun one, its first and its latest
 AGING_PASSES = 64  # scheduling passes in the queue that raise a branch by one priority level
-
-
-@dataclass(frozen=True, slots=True)
-class Limits:
-    """``chunk``: in deterministic mode, prompts are computed in pieces that end at multiples of it; else None. A piece
-    is never cut, so the last one that begins within ``max_batch_tokens`` may end beyond it."""
-
-    layout: KVLayout
-    max_running: int
-    max_batch_tokens: int
-    min_free: int  # blocks that an admission must leave while others run
-    chunk: int | None = None
-    slow: "SlowLimits | None" = None  # None: whoever does not fit was refused
-    max_scored: int = 1 << 30  # tokens of a step of either lane whose logits are all wanted: each row is large
-
-
-@dataclass(frozen=True, slots=True)
-class SlowLimits:
-    """``num_blocks``: of the pool; ``num_below``: that the tiers below hold. ``share``: what a slow branch may keep of
-    what those before it have left. ``least``: blocks without which none can be computed. ``max_tokens`` of one step of
-    the second lane, and ``max_tokens_beside`` where ordinary branches run: the lane can't be interrupted in the middle
-    of a matrix product."""
-
-    num_blocks: int
-    share: float
-    least: int
-    max_tokens: int
-    max_tokens_beside: int
-    num_below: int = 1 << 62
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +45,8 @@ class Running:
     itself and those that will be forked from it. ``freeable``: asks how many blocks would become available if it
     stopped too, after the branches with these keys. ``keeps``: blocks it has at most, however long it gets, and
     ``held``: those it has now; None: as many as its tokens need. ``needs``: blocks that it may come to need, wherever
-    they lie.
+    they lie. ``next_page``: that it computes next and will publish; None where its tokens do not fill that page yet.
+    ``is_exact``: it attends to everything; what others had generated is computed again one by one, as it was at first.
     """
 
     key: int
@@ -91,6 +65,8 @@ class Running:
     is_slow: bool = False
     is_busy: bool = False
     is_scored: bool = False  # logits are wanted of all that it computes of its prompt
+    is_exact: bool = True
+    next_page: PageName | None = None
 
     @property
     def is_decode(self) -> bool:
@@ -106,11 +82,12 @@ class Running:
 @dataclass(frozen=True, slots=True)
 class AdmissionCost:
     """``prefix_tokens`` are found. To hold all known tokens takes ``blocks`` of those available now; ``revived`` of
-    them are cached pages that the hit takes at once."""
+    them are cached pages that the hit takes at once. ``next_page``: the first that is not found, if it could be."""
 
     prefix_tokens: int
     blocks: int
     revived: int
+    next_page: PageName | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,6 +106,12 @@ class Waiting:
     keeps: int | None = None
     is_alone: bool = False
     is_scored: bool = False
+    is_exact: bool = True
+
+    @property
+    def importance(self) -> tuple[int, int]:
+        """What it would have as a running branch."""
+        return (-self.rank, self.arrival)
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,45 +144,6 @@ def effective_rank(priority: int, waited: int) -> int:
     return priority + waited // AGING_PASSES
 
 
-def new_blocks(layout: KVLayout, start: int, stop: int) -> int:
-    """Blocks that a step from position ``start`` to ``stop`` maps, over all layer groups."""
-    return layout.num_groups * (layout.num_pages(stop) - layout.num_pages(start))
-
-
-def holding_blocks(layout: KVLayout, tokens: int, piece: int = 1, kept: int | None = None) -> int:
-    """Blocks that a sequence of ``tokens`` holds while it computes ``piece`` of them at once: windowed groups keep the
-    pages of their window, those being written, and one more where the window's ends lie inside pages. ``kept``: tokens
-    of which the other groups keep pages, at both ends of the sequence; None: all."""
-    pages, written = layout.num_pages(tokens), layout.num_pages(piece)
-    total = 0
-    for group in layout.groups:
-        if group.window is not None:
-            total += min(pages, layout.num_pages(group.window) + 1 + written)
-        else:
-            total += pages if kept is None else min(pages, layout.num_pages(kept) + 2 + written)
-    return total
-
-
-def tokens_that_fit(layout: KVLayout, num_blocks: int, limit: int, piece: int = 1) -> int:
-    """The longest sequence, up to ``limit`` tokens, that a pool of ``num_blocks`` can hold, computed in pieces."""
-    low, high = 0, limit
-    while low < high:
-        middle = (low + high + 1) // 2
-        if holding_blocks(layout, middle, piece) <= num_blocks:
-            low = middle
-        else:
-            high = middle - 1
-    return low
-
-
-def blocks_of_request(limits: Limits, prompt: int, max_tokens: int, longest: int, kept: int | None = None) -> int:
-    """Blocks that a request of ``prompt`` tokens may come to need for each choice; its last token has no K and V.
-    ``kept``: see holding_blocks."""
-    piece = limits.max_batch_tokens if kept is not None else 1
-    tokens = min(longest, prompt + max(1, max_tokens) - 1)
-    return holding_blocks(limits.layout, tokens, limits.chunk or piece, kept)
-
-
 def needed_soon(layout: KVLayout, branch: Running) -> int:
     """Blocks for its known tokens and one more page, so that admissions don't take what running ones grow into."""
     if branch.keeps is not None:
@@ -216,18 +160,6 @@ def num_kept(running: Iterable[Running]) -> int:
 def num_below(running: Iterable[Running]) -> int:
     """Blocks that the slow ones of these may come to need below the device."""
     return sum(branch.width * max(0, branch.needs - (branch.keeps or 0)) for branch in running if branch.is_slow)
-
-
-def slow_share(slow: SlowLimits, num_groups: int, kept: int, width: int = 1) -> int:
-    """Blocks that each of ``width`` new slow branches may keep, where those that run may keep ``kept`` together."""
-    left = slow.num_blocks - kept
-    most = min(int(slow.share * left), left - slow.least)  # the rest is for ordinary branches
-    return max(0, most // width // num_groups * num_groups)
-
-
-def max_slow_tokens(layout: KVLayout, keeps: int) -> int:
-    """Tokens that a branch which may keep ``keeps`` blocks computes at once, at most, beside what has to stay."""
-    return max(1, keeps // layout.num_groups - STANDING_PAGES) * layout.page_size
 
 
 def decide(
@@ -271,6 +203,7 @@ class _Pass:
         self._slow = _Lane(_slow_tokens(limits, running), decodes[True], limits.max_scored)
         self._owners = Counter(branch.tail for branch in running if branch.tail is not None)
         self._preempted: list[int] = []
+        self._computing: dict[PageName, tuple[int, int]] = {}  # in this pass, by whom of which importance
 
     def run(self, waiting: Iterable[Waiting]) -> Decision:
         spare = self._available - self._reserved - sum(needed_soon(self._layout, branch) for branch in self._running)
@@ -293,7 +226,7 @@ class _Pass:
                 budget = min(budget, lane.scored)
         if branch.is_slow and branch.keeps is not None:
             budget = min(budget, max_slow_tokens(self._layout, branch.keeps))
-        wanted = self._next_tokens(branch.computed, branch.known, branch.prompt, budget)
+        wanted = self._next_tokens(branch, budget)
         count = self._fit(branch, wanted, self._available)
         if wanted and not count:
             count = self._make_room(branch, wanted, behind)
@@ -303,17 +236,21 @@ class _Pass:
             lane.scored -= count if branch.is_scored else 0
             lane.work[branch.key] = count
             self._leave_tail(branch)
+            if branch.next_page is not None and not branch.is_slow:
+                self._computing.setdefault(branch.next_page, branch.importance)
 
-    def _next_tokens(self, computed: int, known: int, prompt: int, budget: int) -> int:
+    def _next_tokens(self, branch: Running, budget: int) -> int:
         """Tokens to compute next, within the budget but for a piece that must not be cut."""
-        chunk = self._limits.chunk
+        chunk, computed, left = self._limits.chunk, branch.computed, branch.known - branch.computed
         if budget < 1:
             return 0
+        if chunk is None and branch.is_exact:
+            return min(left, budget)
+        if computed >= branch.prompt:
+            return min(left, 1)
         if chunk is None:
-            return min(known - computed, budget)
-        if computed >= prompt:
-            return min(known - computed, 1)
-        return min(prompt, (computed // chunk + 1) * chunk) - computed
+            return min(branch.prompt - computed, budget)
+        return min(branch.prompt, (computed // chunk + 1) * chunk) - computed
 
     def _blocks(self, branch: Running, count: int, stopped: Collection[Running] = ()) -> int:
         """Blocks that ``count`` tokens take, once the branches ``stopped`` have gone."""
@@ -396,24 +333,38 @@ class _Pass:
                 cost = branch.cost()
                 if not is_first and cost.blocks > room:
                     break
-                newcomer = self._newcomer(branch, cost)
-                budget = min(lane.tokens, lane.scored) if branch.is_scored else lane.tokens
-                wanted = self._next_tokens(newcomer.computed, newcomer.known, newcomer.prompt, budget)
-                count = self._fit(newcomer, wanted, self._available - cost.revived)
-                if count == 0:
-                    break
-                admitted.append(Admission(branch.key, cost.prefix_tokens))
-                lane.work[branch.key] = count
-                lane.tokens -= min(count, lane.tokens)
-                lane.scored -= count if branch.is_scored else 0
-                taken = max(cost.blocks, cost.revived + self._blocks(newcomer, count))
-                spare -= self._next_page(branch)  # it runs now: see needed_soon
+                taken = cost.blocks
+                if not self._is_computed_by_another(branch, cost):
+                    newcomer = self._newcomer(branch, cost)
+                    budget = min(lane.tokens, lane.scored) if branch.is_scored else lane.tokens
+                    wanted = self._next_tokens(newcomer, budget)
+                    count = self._fit(newcomer, wanted, self._available - cost.revived)
+                    if count == 0:
+                        break
+                    admitted.append(Admission(branch.key, cost.prefix_tokens))
+                    lane.work[branch.key] = count
+                    lane.tokens -= min(count, lane.tokens)
+                    lane.scored -= count if branch.is_scored else 0
+                    taken = max(taken, cost.revived + self._blocks(newcomer, count))
+                    if cost.next_page is not None:
+                        self._computing.setdefault(cost.next_page, branch.importance)
+                spare -= self._page_after(branch)  # it runs now, or keeps its place: see needed_soon
             self._available -= taken
             spare -= taken
             running += branch.width
         return admitted
 
-    def _next_page(self, branch: Waiting) -> int:
+    def _is_computed_by_another(self, branch: Waiting, cost: AdmissionCost) -> bool:
+        """Whether a more important branch computes its next page: by itself it would come after that one anyway.
+
+        So it waits for no longer than it would be overtaken: waiting raises its rank above the other's.
+        """
+        if cost.next_page is None:
+            return False
+        other = self._computing.get(cost.next_page)
+        return other is not None and other < branch.importance
+
+    def _page_after(self, branch: Waiting) -> int:
         """Blocks for one more page than a newcomer's cost holds."""
         if branch.keeps is not None:
             return 0
@@ -436,4 +387,5 @@ class _Pass:
             lambda _: 0,
             keeps=branch.keeps,
             held=held,
+            is_exact=branch.is_exact,
         )

@@ -7,30 +7,25 @@ hold for one pass: the questions it hands out (``freeable``, ``cost``) are asked
 It knows no model and no queue, and nothing of loads but whose turn has come, which it is told.
 """
 
+from array import array
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
 
 import numpy as np
 
+from kvpager.cache.page_names import PageNames
 from kvpager.cache.paged_cache import PagedCache
 from kvpager.cache.prefix_match import PrefixMatch
 from kvpager.cache.sequence import Sequence
-from kvpager.config.attend import most_kept
+from kvpager.config.attend import EXACT, most_kept
+from kvpager.engine.block_needs import Limits, blocks_of_request, holding_blocks, new_blocks
 from kvpager.engine.loading import Stage
-from kvpager.engine.scheduler import (
-    AdmissionCost,
-    Limits,
-    Running,
-    Waiting,
-    blocks_of_request,
-    effective_rank,
-    holding_blocks,
-    needed_soon,
-    new_blocks,
-)
+from kvpager.engine.scheduler import AdmissionCost, Running, Waiting, effective_rank, needed_soon
 
 if TYPE_CHECKING:
+    from kvpager.engine.prompt_source import PromptSource
     from kvpager.engine.request import Branch, Request
 
 
@@ -45,12 +40,14 @@ def num_held(seq: Sequence) -> int:
 
 
 class SchedulerView:
-    """Views of branches over one cache."""
+    """Views of branches over one cache. ``source``: of prompts that are not computed here, if there is one."""
 
     def __init__(self, cache: PagedCache, limits: Limits) -> None:
+        self.source: PromptSource | None = None
         self._cache = cache
         self._limits = limits
         self._layout = limits.layout
+        self._names = PageNames(cache, limits.chunk or limits.layout.page_size)
 
     def running(self, branches: "Mapping[int, Branch]", busy: "Collection[Branch]" = ()) -> list[Running]:
         """``branches``: all that run, by key; what stopping one frees depends on the others. ``busy``: those of them in
@@ -75,6 +72,8 @@ class SchedulerView:
                 is_slow=branch.is_slow,
                 is_busy=branch.is_slow and branch in busy,
                 is_scored=branch.is_scored,
+                is_exact=branch.request.attend is EXACT,
+                next_page=None if branch.num_known - seq.length == 1 else self._names.next_of_running(seq),
             )
             for branch, seq, copied in zip(branches.values(), key_to_sequence.values(), copies, strict=True)
         ]
@@ -85,7 +84,10 @@ class SchedulerView:
         ``queue``: in ``queue_order``. ``turn``: asks how far the load of the next one is. ``kept``: blocks that running
         slow branches may keep.
         """
+        runs = None if self._cache.runs is None else self._cache.runs.plan()
         for branch in queue:
+            if runs is not None and not runs.take(self.needs(branch.request)):
+                return  # blocks may be free, but not side by side
             stage = Stage.READY if self.will_be_slow(branch, kept) else turn(branch)
             if stage is Stage.NEW:
                 return  # there is no room to load it, and nobody overtakes it
@@ -103,11 +105,14 @@ class SchedulerView:
                 keeps=self.keeps(branch.request),
                 is_alone=branch.is_alone,
                 is_scored=branch.is_scored,
+                is_exact=branch.request.attend is EXACT,
             )
 
     def keeps(self, request: "Request") -> int | None:
-        """Blocks that an ordinary branch has at most because it gives pages back; None: as many as its tokens need."""
-        return None if most_kept(request.attend) is None else self.needs(request)
+        """Blocks that an ordinary branch has at most, because it gives pages back or has a run of blocks; None: as many
+        as its tokens need."""
+        is_bounded = most_kept(request.attend) is not None or self._cache.runs is not None
+        return self.needs(request) if is_bounded else None
 
     def needs(self, request: "Request") -> int:
         """Blocks that a choice of the request may come to need."""
@@ -150,21 +155,35 @@ class SchedulerView:
             while match.num_tokens != canonical:  # a shorter hit may lack pages of a window, and end before it
                 match = self._cache.lookup(tokens, scope, canonical)
                 canonical = match.num_tokens // chunk * chunk
-        cost = self._cost_of(branch, match)
+        cost = self._cost_of(branch, match, tokens)
         if match.inside is not None and cost.blocks > self._cache.num_available:
             # The page that is copied would be one too many at the moment of the copy.
             match = self._cache.lookup(tokens, scope, len(match.nodes) * self._layout.page_size)
-            cost = self._cost_of(branch, match)
+            cost = self._cost_of(branch, match, tokens)
+        if self.source is not None:
+            cost = replace(cost, prefix_tokens=max(cost.prefix_tokens, self.source.num_tokens(branch.request)))
         return cost
 
-    def _cost_of(self, branch: "Branch", match: PrefixMatch) -> AdmissionCost:
+    def _cost_of(self, branch: "Branch", match: PrefixMatch, tokens: "array[int]") -> AdmissionCost:
         blocks = holding_blocks(self._layout, branch.num_known + 1)
         if (keeps := self.keeps(branch.request)) is not None:
-            blocks = min(blocks, keeps)
+            blocks = min(blocks, keeps) if self._cache.runs is None else keeps
         blocks -= self._cache.num_live_blocks(match)
         if match.inside is not None:
             blocks += self._layout.num_groups
-        return AdmissionCost(match.num_tokens, max(0, blocks), self._cache.num_revived_blocks(match))
+        return AdmissionCost(
+            match.num_tokens,
+            max(0, blocks),
+            self._cache.num_revived_blocks(match),
+            self._names.next_of_match(match, tokens, branch.request.scope, self._most_reusable(branch)),
+        )
+
+    def _most_reusable(self, branch: "Branch") -> int:
+        """Tokens that may be found instead of being computed; in deterministic mode only some of the prompt."""
+        most = branch.num_known - 1
+        if branch.prefix_limit is not None:
+            most = min(most, branch.prefix_limit)
+        return most if self._limits.chunk is None else min(most, len(branch.request.prompt))
 
     def _shared_tail(self, seq: Sequence) -> int | None:
         """The block of the begun last page, which needs no copy any more once the other forks have left it."""

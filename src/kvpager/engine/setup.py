@@ -1,10 +1,11 @@
 """From a model's name and the options to everything an engine runs on. Runs nothing, knows no requests."""
 
+from __future__ import annotations
+
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
-from transformers import PreTrainedModel
 
 from kvpager import native
 from kvpager.assemble import open_cache
@@ -13,15 +14,19 @@ from kvpager.attention.select import select
 from kvpager.cache.paged_cache import PagedCache
 from kvpager.cache.reclaim import Watermarks
 from kvpager.config import AUTO, Options, available_memory, resolve_capacity
+from kvpager.config.options import CONTIGUOUS, PAGED
+from kvpager.engine.block_needs import Limits, holding_blocks, tokens_that_fit
 from kvpager.engine.model_runner import ModelRunner
 from kvpager.engine.oversized import NO_LIMIT, Oversized
-from kvpager.engine.scheduler import Limits, holding_blocks, tokens_that_fit
 from kvpager.errors import ConfigError
 from kvpager.integrations.fingerprint import fingerprint_of
 from kvpager.integrations.model_layout import check_supported, layout_for, max_context
 from kvpager.memory.layout import QUANTIZED, KVLayout
 from kvpager.models.load import load_model
 from kvpager.version import __version__
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
 
 CANONICAL_CHUNK = 64  # tokens: in deterministic mode prompts are computed in pieces that end at multiples of it
 _SCORED_BYTES = 256 << 20  # of logits, in a step that computes prompts whose logits are all wanted
@@ -71,7 +76,8 @@ def build(model: str | PreTrainedModel, tokenizer: Any, options: Options, num_bl
         window=options.window if options.tiers and options.demand_paging == AUTO else None,
         eviction=options.eviction,
         watermarks=Watermarks.from_threshold(options.eviction_threshold, blocks),
-        prefix_cache=options.prefix_cache,
+        contiguous=options.allocation != PAGED,
+        prefix_cache=options.prefix_cache and options.allocation == PAGED,
         match_inside_pages=options.partial_hits and chunk is None,
         fingerprint=fingerprint_of(model, arithmetic),
         pinned_share=options.pinned_share,
@@ -96,6 +102,7 @@ def build(model: str | PreTrainedModel, tokenizer: Any, options: Options, num_bl
             cache.min_watermark,
             chunk,
             oversized.slow,
+            whole_run=layout.num_pages(context) if options.allocation == CONTIGUOUS else None,
             max_scored=max(_FEWEST_SCORED, _SCORED_BYTES // (4 * vocab_size)),
         ),
         vocab_size=vocab_size,
@@ -111,7 +118,9 @@ def _load(
     model: str | PreTrainedModel, tokenizer: Any, options: Options
 ) -> tuple[PreTrainedModel, Any, frozenset[int]]:
     if isinstance(model, str):
-        loaded = load_model(model, dtype=options.dtype, device=_device(options))
+        device = _device(options)
+        plain = device == "cpu" and options.fused_layers and native.module() is not None
+        loaded = load_model(model, dtype=options.dtype, device=device, plain=plain)
         return loaded.model, tokenizer or loaded.tokenizer, frozenset(loaded.eos_token_ids)
     ends = getattr(model.generation_config, "eos_token_id", None)
     return model, tokenizer, frozenset([] if ends is None else ends if isinstance(ends, list) else [ends])

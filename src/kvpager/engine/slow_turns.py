@@ -20,6 +20,7 @@ from kvpager.engine.slow_steps import SlowSteps
 from kvpager.errors import OutOfBlocks, PagesLost
 
 MAX_STILL_PASSES = 2  # one after the other in which a branch can't go on, and there is nothing to wait for
+_MAX_VAIN_ROUNDS = 8  # of transfers, one after the other, after which no fewer of its pages are left to go
 HUNG_SECONDS = 60.0  # without progress, while transfers do not end
 _MAX_LOSSES = 3  # of a request's pages below the device, without a token more than before
 
@@ -54,10 +55,13 @@ class SlowTurns:
         paging = self._cache.paging
         if not wanted or self._steps.branches:
             return False
-        ready = [item for item in wanted if paging.can_step(item[0].running_sequence, item[1])]
+        paging.collect()
+        is_settled = self._cache.lower is None or not self._cache.lower.migration.num_open
+        ready = [item for item in wanted if self._can_step(*item, is_settled)]
         ready.sort(key=lambda item: item[0].served_at)
-        waiting = [branch for branch, _ in wanted if not any(branch is each for each, _ in ready)]
-        refused: list[Branch] = []
+        unready = [item for item in wanted if not any(item[0] is each for each, _ in ready)]
+        refused = [branch for branch, count in unready if is_settled and self._is_vain(branch, count)]
+        waiting = [branch for branch, _ in unready if branch not in refused]
         size = len(ready) if self._chunk is None else 1  # each alone, and in turns
         while ready:
             work = ready[:size]
@@ -76,8 +80,27 @@ class SlowTurns:
                     branch.served_at = self.num_ended
                 break
         for branch, _ in ready:
-            branch.stuck_since, branch.refusals = None, 0
+            branch.stuck_since, branch.refusals, branch.vain_rounds = None, 0, 0
         return self._is_stuck(waiting, refused) and self.give_way()
+
+    def _can_step(self, branch: Branch, count: int, is_settled: bool) -> bool:
+        """Without a wait. The pages that should go first do, unless writing them was no use: a tier that is nearly full
+        drops one for the other, and then those go that it has."""
+        paging, seq = self._cache.paging, branch.running_sequence
+        if is_settled and branch.vain_rounds and paging.can_step_without_more(seq, count):
+            return True
+        return paging.can_step(seq, count)
+
+    def _is_vain(self, branch: Branch, count: int) -> bool:
+        """Whether its pages were written again and again, and no more of them are below than before. Asked when all
+        transfers have ended."""
+        stranded = self._cache.paging.num_stranded(branch.running_sequence, count)
+        if not stranded or not branch.vain_rounds or stranded < branch.stranded:  # or it waits for blocks
+            branch.vain_rounds = 1
+        else:
+            branch.vain_rounds += 1
+        branch.stranded = stranded
+        return branch.vain_rounds > _MAX_VAIN_ROUNDS
 
     def _is_stuck(self, waiting: list[Branch], refused: list[Branch]) -> bool:
         """Who can't begin a step waits for transfers, or for others that go on and end; whether for too long. Those
@@ -101,7 +124,7 @@ class SlowTurns:
         else:
             self._fail(last, self._why_stuck(last))
         for branch in slow:
-            branch.stuck_since, branch.refusals = None, 0
+            branch.stuck_since, branch.refusals, branch.vain_rounds = None, 0, 0
         return True
 
     def _why_stuck(self, branch: Branch) -> str:
@@ -115,6 +138,9 @@ class SlowTurns:
         what = "the tiers below take none of its pages, and they do not fit on the device"
         if not branch.refusals:
             what = f"a lower tier does not answer: its pages were not moved in {HUNG_SECONDS:.0f} s"
+        pinned = self._cache.retention.num_pinned
+        if pinned:
+            tiers += f"; retentions pin {pinned} pages"
         return f"{what}: it may need {needs} blocks, keeps {branch.keeps} on the device and has {below} below ({tiers})"
 
     def recompute(self, lost: PagesLost) -> bool:

@@ -1,15 +1,20 @@
 """What an engine shows of itself: plain numbers, read at one moment, that add up. Counts what the engine tells it."""
 
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from kvpager.engine.faults import NO_FAULTS, Faults
 from kvpager.engine.load_or_compute import LoadCounts
+from kvpager.engine.preemption import PreemptionMode
+from kvpager.engine.selection import NO_SELECTION, Selection
 from kvpager.types import TierKind
 
 if TYPE_CHECKING:
-    from kvpager.engine.engine import Engine
+    from kvpager.engine.loading import Loading
+    from kvpager.engine.queues import Queues
+    from kvpager.engine.request import Branch
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +35,7 @@ class EngineStatistics:
 
     ``prompt_tokens`` of the requests that have started; ``prefix_tokens`` of them were found, where ``prefix_by_tier``
     says, and the others computed. ``loads``: what was decided about pages in lower tiers; ``loads_explained``: the last
-    decision in words.
+    decision in words. ``selection``: of selective attention, its bytes those in use now.
     """
 
     running: int
@@ -41,7 +46,7 @@ class EngineStatistics:
     prefix_tokens: int
     prefix_by_tier: dict[TierKind, int]
     generated_tokens: int
-    preemptions: int
+    preemptions_by_mode: dict[PreemptionMode, int]
     resumptions: Resumptions
     loads: LoadCounts
     loads_explained: str
@@ -53,6 +58,11 @@ class EngineStatistics:
     slow_steps: int = 0
     faults: Faults = NO_FAULTS
     approximate_requests: dict[str, int] = field(default_factory=dict)
+    selection: Selection = NO_SELECTION
+
+    @property
+    def preemptions(self) -> int:
+        return sum(self.preemptions_by_mode.values())
 
 
 @dataclass(slots=True)
@@ -61,12 +71,13 @@ class WorkCounts:
 
     steps: int = 0
     generated_tokens: int = 0
-    preemptions: int = 0
+    preemptions: Counter[PreemptionMode] = field(default_factory=Counter)
     finished_requests: int = 0
     model_seconds: float = 0.0
     bookkeeping_seconds: float = 0.0
     sampling_seconds: float = 0.0
     faults: Faults = NO_FAULTS  # of branches that have ended
+    selection: Selection = NO_SELECTION
 
 
 @dataclass(slots=True)
@@ -105,29 +116,39 @@ def _add(counts: dict[TierKind, int], more: Mapping[TierKind, int]) -> None:
             counts[tier] = counts.get(tier, 0) + count
 
 
-def read_statistics(engine: "Engine") -> EngineStatistics:
-    """Changes nothing."""
-    starts, counts = engine._opening.counts, engine._counts
-    live = (*engine._running.values(), *engine._waiting.values())
+def read_statistics(
+    queues: "Queues", loading: "Loading", counts: WorkCounts, starts: StartCounts, slow_steps: int
+) -> EngineStatistics:
+    """Changes nothing. ``slow_steps``: that the second lane has ended."""
+    live = (*queues.running.values(), *queues.waiting.values())
     return EngineStatistics(
-        running=len(engine._running),
-        waiting=len(engine._waiting) + len(engine._forking),
-        loading=engine.loading.num_loading,
+        running=len(queues.running),
+        waiting=len(queues.waiting) + len(queues.forking),
+        loading=loading.num_loading,
         finished_requests=counts.finished_requests,
         prompt_tokens=starts.prompt_tokens,
         prefix_tokens=starts.prefix_tokens,
         prefix_by_tier=dict(starts.prefix_by_tier),
         generated_tokens=counts.generated_tokens,
-        preemptions=counts.preemptions,
+        preemptions_by_mode=dict(counts.preemptions),
         resumptions=starts.resumptions(),
-        loads=engine.loading.model.counts(),
-        loads_explained=engine.loading.model.explain(),
+        loads=loading.model.counts(),
+        loads_explained=loading.model.explain(),
         steps=counts.steps,
         model_seconds=counts.model_seconds,
         bookkeeping_seconds=counts.bookkeeping_seconds,
         sampling_seconds=counts.sampling_seconds,
         oversized_requests=starts.oversized_requests,
-        slow_steps=engine._slow_turns.num_ended,
+        slow_steps=slow_steps,
         faults=sum((each.faults for each in live), counts.faults),
         approximate_requests=dict(starts.approximate_requests),
+        selection=_selection(live, counts.selection),
     )
+
+
+def _selection(live: "tuple[Branch, ...]", ended: Selection) -> Selection:
+    """Steps of all branches, those that have ``ended`` too; bytes of the sequences that there are."""
+    now = [Selection.of(each.sequence.attention) for each in live if each.sequence is not None]
+    held = sum(now, NO_SELECTION)
+    steps = sum((each.earlier_selection for each in live), ended) + held
+    return Selection(steps.steps, steps.skipped, held.digest_bytes, held.kept_row_bytes)

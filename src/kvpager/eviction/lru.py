@@ -4,6 +4,8 @@ Pages of one request count from its end, the last page as the least recent, and 
 its own last use.
 """
 
+from array import array
+
 import numpy as np
 
 from kvpager.eviction.policy import Use
@@ -12,9 +14,31 @@ from kvpager.eviction.ranked_policy import RankedPolicy
 
 class LRU(RankedPolicy):
     name = "lru"
+    ignores_use = True
+
+    def __init__(self, num_blocks: int) -> None:
+        super().__init__(num_blocks)
+        self.ranks = array("q", [0]) * num_blocks  # those of a run are written at once
+        self._rank = self.ranks
+        self._columns = [(self.ranks, 0)]
+        self.clock = array("q", [0])  # one number, which the native kernels count on
+
+    @property
+    def now(self) -> int:
+        """Counts uses of blocks."""
+        return self.clock[0]
 
     def release(self, blocks: np.ndarray, use: Use) -> None:
-        rank = self._rank
-        for now, block in enumerate(blocks.tolist(), self._now):
-            rank[block] = now
-        self._now += len(blocks)
+        np.frombuffer(self.ranks, np.int64)[blocks] = np.arange(self.now, self.now + len(blocks))
+        self.clock[0] += len(blocks)
+
+    def resize(self, num_blocks: int) -> None:
+        """Lays the ranks out anew: native kernels hold the old ones, which then can't grow."""
+        self._num_blocks = num_blocks
+        kept = self.ranks[:num_blocks]
+        self.ranks = self._rank = kept + array("q", [0]) * (num_blocks - len(kept))
+        self._columns = [(self.ranks, 0)]
+
+    def offer_one(self, block: int) -> None:
+        """``offer`` of one."""
+        self._leaves.offer(block, self.ranks[block])

@@ -9,7 +9,7 @@ collector looks at, however many there are.
 """
 
 from bisect import bisect_left, insort
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 
@@ -42,6 +42,11 @@ class RankedLeaves:
     def offer(self, block: int, rank: int) -> None:
         """``block`` has this rank now, offered before or not."""
         entry = (rank << _BLOCK_BITS) | block
+        ends = self._ends
+        if ends and entry > ends[-1] and block not in self._offered and len(run := self._runs[-1]) < _RUN:
+            run.append(entry)  # what was used last mostly goes last
+            ends[-1] = self._offered[block] = entry
+            return
         before = self._offered.get(block)
         if before is not None:
             if before == entry:
@@ -49,7 +54,7 @@ class RankedLeaves:
             self._take_out(before)
         self._put_in(block, entry)
 
-    def offer_all(self, blocks: Iterable[int], rank_of: list[int]) -> None:
+    def offer_all(self, blocks: Iterable[int], rank_of: Sequence[int]) -> None:
         """``offer`` of many, with ranks from a column."""
         for block in blocks:
             self.offer(block, rank_of[block])
@@ -137,8 +142,8 @@ class RankedLeaves:
         if len(self._runs) * _RUN > 8 * len(self._offered):
             ordered = [entry for run in self._runs for entry in run]
             half = _RUN // 2
-            self._runs = [ordered[begin : begin + half] for begin in range(0, len(ordered), half)]
-            self._ends = [run[-1] for run in self._runs]
+            self._runs[:] = [ordered[begin : begin + half] for begin in range(0, len(ordered), half)]
+            self._ends[:] = [run[-1] for run in self._runs]
             return
         run = self._runs[at]
         middle = len(run) // 2

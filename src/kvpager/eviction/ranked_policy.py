@@ -4,6 +4,7 @@ A policy that is an order of all pages says the rank of a block when it is used;
 their pages in several queues.
 """
 
+from collections.abc import MutableSequence
 from typing import TypeVar
 
 import numpy as np
@@ -16,7 +17,7 @@ TIME_BITS = 48  # of a rank: enough to count uses for ever
 
 
 class RankedPolicy:
-    """The evictable block of the lowest ``_rank`` goes first. Columns are plain lists: most is asked of one block.
+    """The evictable block of the lowest ``_rank`` goes first. Columns are lists, or arrays: most is asked of one block.
 
     Where a rank has two parts it is ``(first << TIME_BITS) + time``.
     """
@@ -26,8 +27,8 @@ class RankedPolicy:
 
     def __init__(self, num_blocks: int) -> None:
         self._num_blocks = num_blocks
-        self._columns: list[tuple[list, object]] = []  # type: ignore[type-arg]
-        self._rank = self._column(0)
+        self._columns: list[tuple[MutableSequence, object]] = []  # type: ignore[type-arg]
+        self._rank: MutableSequence[int] = self._column(0)
         self._leaves = RankedLeaves()
         self._now = 0  # counts uses of blocks
 

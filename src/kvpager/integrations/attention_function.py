@@ -5,18 +5,22 @@ layer. What it does there is decided by the *attention call* that is active arou
 raises: a model never runs on pages nobody opened. Knows no cache and no sequences.
 """
 
+from __future__ import annotations
+
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from torch import Tensor, nn
-from transformers import AttentionInterface, PreTrainedModel
-from transformers.masking_utils import AttentionMaskInterface
 
 from kvpager.attention.backend import LayerOptions, Plan
 from kvpager.errors import InvariantError, UnsupportedModel
 from kvpager.memory.layout import KVLayout
+from kvpager.models.plain_llama import PlainLlama
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
 
 NAME = "kvpager"
 
@@ -93,8 +97,18 @@ def no_mask(*_: object, **__: object) -> None:
 
 
 @contextmanager
-def paged_attention(model: PreTrainedModel) -> Iterator[None]:
+def paged_attention(model: PreTrainedModel | PlainLlama) -> Iterator[None]:
     """The model uses our attention inside; what it used before is restored, whatever happens."""
+    if isinstance(model, PlainLlama):
+        model.set_attention(NAME, attention_function)
+        try:
+            yield
+        finally:
+            model.set_attention(None, None)
+        return
+    from transformers import AttentionInterface
+    from transformers.masking_utils import AttentionMaskInterface
+
     AttentionInterface.register(NAME, attention_function)
     AttentionMaskInterface.register(NAME, no_mask)
     before = model.config._attn_implementation

@@ -8,12 +8,17 @@ and by its numbers in fused_layers.py. Whatever is not recognised (adapters, qua
 activations) is refused with a reason and runs as it is. Knows no kernels and runs nothing.
 """
 
+from __future__ import annotations
+
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
-from transformers import PreTrainedModel
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
 
 FAMILIES = ("llama", "mistral", "qwen2", "qwen3", "smollm3")
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
@@ -27,7 +32,7 @@ class NotPlain(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Projection:
-    """Linear maps of the same input, computed as one. ``weight`` [in, out] and ``bias`` [out] of all of them, in order;
+    """Linear maps of the same input, computed as one. ``weight`` [out, in] and ``bias`` [out] of all of them, in order;
     the parameters of the modules are views of these."""
 
     weight: Tensor
@@ -65,7 +70,7 @@ class Decoder:
     rotary: nn.Module
     layers: tuple[DecoderLayer, ...]
     norm: nn.Module
-    head: nn.Linear
+    head: Projection
 
     def separate(self) -> None:
         for layer in self.layers:
@@ -73,8 +78,8 @@ class Decoder:
 
 
 def recognise(model: PreTrainedModel) -> Decoder:
-    """Joins the weights of ``model``, layer by layer, so that they are never held twice. Raises NotPlain, with nothing
-    changed."""
+    """Joins the weights of ``model``, layer by layer, and lets go of the file they were read from, so that they are not
+    held twice. Raises NotPlain, with nothing changed."""
     if model.config.model_type not in FAMILIES:
         raise NotPlain(f"layers of {model.config.model_type!r} compute something else")
     for module in model.modules():
@@ -96,7 +101,9 @@ def recognise(model: PreTrainedModel) -> Decoder:
         raise NotPlain(f"a part is missing: {error}") from None
     if head.bias is not None:
         raise NotPlain("the head has a bias")
-    return Decoder(base.embed_tokens, rotary, tuple(each.join() for each in parts), base.norm, head)
+    joined = {id(each) for part in parts for each in _parameters(part.qkv + part.gate_up)}
+    _let_go_of_files([each for each in parameters if id(each) not in joined])
+    return Decoder(base.embed_tokens, rotary, tuple(each.join() for each in parts), base.norm, _join((head,)))
 
 
 def is_untouched(module: nn.Module) -> bool:
@@ -168,7 +175,7 @@ def _check_type(module: object, name: str) -> nn.Module:
     """``module`` is torch's own class of that name, or the RMSNorm of a family; subclasses may compute anything."""
     kind = type(module)
     is_right = kind.__name__.endswith(name) and kind.__module__.startswith(
-        ("torch.nn.modules.", "transformers.models.")
+        ("torch.nn.modules.", "transformers.models.", "kvpager.models.plain_llama")
     )
     if not is_right or not isinstance(module, nn.Module):
         raise NotPlain(f"a {name} is a {kind.__name__}")
@@ -180,10 +187,18 @@ def _parameters(modules: tuple[nn.Linear, ...]) -> Iterator[nn.Parameter]:
         yield from module.parameters()
 
 
+def _let_go_of_files(parameters: list[nn.Parameter]) -> None:
+    """Gives memory of their own to those that lie in a mapped file: all of it stays in memory, beside the copies of
+    what was joined, until nothing lies in it."""
+    for each in parameters:
+        if not (storage := each.untyped_storage()).resizable() and not storage.is_shared():  # not torch allocated it
+            each.data = each.data.clone()
+
+
 def _join(modules: tuple[nn.Linear, ...]) -> Projection:
     weight, bias = (_join_parameters([getattr(module, name) for module in modules]) for name in ("weight", "bias"))
     assert weight is not None
-    return Projection(weight.t(), bias, modules)
+    return Projection(weight, bias, modules)
 
 
 def _join_parameters(parameters: list[nn.Parameter | None]) -> Tensor | None:

@@ -1,10 +1,15 @@
 """What names a model's weights: part of every content key, so that KV of other weights is never found."""
 
+from __future__ import annotations
+
 import hashlib
 import json
+from typing import TYPE_CHECKING
 
 import torch
-from transformers import PreTrainedModel
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
 
 
 def fingerprint_of(model: PreTrainedModel, arithmetic: str = "") -> bytes:

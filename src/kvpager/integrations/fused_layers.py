@@ -9,37 +9,42 @@
 
 The same roundings in the same order as the modules: where the matrix products have equal bits, so has everything else.
 All layers of a pass use the same buffers, and so may the next pass; two that are under way at once must not. Before a
-model's layers are handed out fused, each part is compared with the modules it stands for, on a few tokens. Knows no
-requests and no cache.
+model's layers are handed out fused, each part is compared with the modules it stands for, on a few tokens. Where all
+products are native, a whole pass is one native call instead (native_step.py). Knows no requests and no cache.
 """
+
+from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import partial
 from itertools import repeat
 from operator import contains
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional
 from torch.nn.modules import module as torch_module
-from transformers import PreTrainedModel
 
 from kvpager import native
-from kvpager.attention.backend import DEFAULT_OPTIONS, LayerOptions, Plan
-from kvpager.integrations.attention_function import PackedCall, attending
-from kvpager.integrations.decoder_layers import Decoder, DecoderLayer, NotPlain, Projection, recognise
+from kvpager.attention.backend import LayerOptions, Plan
+from kvpager.attention.cpu import CpuPlan, PlainStep
+from kvpager.integrations.decoder_layers import Decoder, DecoderLayer, NotPlain, recognise
+from kvpager.integrations.fused_check import CHECK_POSITIONS, LocalPlan, Seen, require_same, watch
+from kvpager.integrations.layer_buffers import Buffers, LayerRows, Widths
+from kvpager.integrations.native_matrix import native_matrix
+from kvpager.integrations.native_step import DTYPES, NativeStep
+from kvpager.integrations.products import is_native, matrix_product
+from kvpager.integrations.rotary_table import Angles, RotaryTable
 from kvpager.memory.layout import KVLayout
+from kvpager.tiers.rows import writable_dtypes
 
-_CHECK_POSITIONS = (0, 1, 2, 3, 4, 0, 1, 30)
-_FIRST_POSITIONS = 1024
-_TOLERANCE = {torch.float32: 1e-4, torch.bfloat16: 2e-2, torch.float16: 4e-3}  # of a number, and of the mean number
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
 
 
 @contextmanager
-def fused(model: PreTrainedModel, layout: KVLayout) -> Iterator["FusedDecoder | str"]:
+def fused(model: PreTrainedModel, layout: KVLayout) -> Iterator[FusedDecoder | str]:
     """The layers of ``model`` fused, or why they can't be. REQUIRES: its attention is ours (``paged_attention``).
 
     Inside, weights that are used together lie together, and the parameters are views of them; afterwards each has
@@ -60,14 +65,6 @@ def fused(model: PreTrainedModel, layout: KVLayout) -> Iterator["FusedDecoder | 
         decoder.separate()
 
 
-def matrix_product(rows: Tensor, projection: Projection, out: Tensor) -> None:
-    """out [T, outputs] = rows [T, inputs] times the weights. Every product of a layer is computed here."""
-    if projection.bias is None:
-        torch.mm(rows, projection.weight, out=out)
-    else:
-        torch.addmm(projection.bias, rows, projection.weight, out=out)
-
-
 class FusedDecoder:
     """Computes logits as the model's own forward does. Weights may change in place, but must not be replaced."""
 
@@ -81,8 +78,13 @@ class FusedDecoder:
         ]
         if len({layer.widths for layer in self._layers}) != 1:
             raise NotPlain("layers differ in their widths")
+        self._widths = self._layers[0].widths
         self._norm = _Norm.of(decoder.norm, kernels)
-        self._cosines = self._sines = torch.empty(0, 0)  # [positions, head_dim]
+        weight = decoder.embedding.weight
+        self._table = RotaryTable(decoder.rotary, weight, kernels)
+        self.native_step: NativeStep | None = None
+        if weight.dtype in DTYPES and weight.dtype in writable_dtypes(layout):
+            self.native_step = NativeStep(decoder, options, self._widths, self._table, kernels)
         modules = list(model.modules())
         self._overrides = [module.__dict__ for module in modules]
         self._hooks: list[dict[int, Any]] = [
@@ -102,30 +104,40 @@ class FusedDecoder:
         positions: Tensor,
         plan: Plan,
         keep: Tensor,
-        buffers: "Buffers | None" = None,
-        breathe: Callable[[], None] = lambda: None,
+        buffers: Buffers | None = None,
+        breathe: Callable[[], None] | None = None,
     ) -> Tensor:
         """Logits [len(keep), vocab] of the packed tokens ``ids`` [T] at ``positions`` [T], at the indices ``keep``.
 
         ``buffers``: of this pass alone until it returns; None: new ones. ``breathe`` is called between the parts of a
-        layer.
+        layer; None: the pass may run as one call.
         """
+        plain = None if breathe or not self._is_native(len(ids)) else self._plain_step(plan)
+        if plain is not None and self.native_step is not None:
+            return self.native_step.forward(ids, positions, plain, keep)
         rows = self._rows_for(len(ids), buffers or Buffers())
         torch.index_select(self._decoder.embedding.weight, 0, ids, out=rows.hidden)
-        angles = self._angles(positions)
+        angles = self._table.at(positions)
         pending = None
         for layer in self._layers:
-            self._run_layer(layer, rows, pending, angles, plan, breathe)
+            self._run_layer(layer, rows, pending, angles, plan, breathe or (lambda: None))
             pending = rows.projected_matrix
         self._normalise(self._norm, rows, pending)
-        return functional.linear(rows.normed[keep], self._decoder.head.weight)
+        return self._logits(rows.normed[keep])
+
+    def _is_native(self, tokens: int) -> bool:
+        """Whether all products of the layers are, so that one call has the same bits as the layers one by one."""
+        return self.native_step is not None and is_native(tokens, self._decoder.embedding.weight.dtype)
+
+    def _plain_step(self, plan: Plan) -> PlainStep | None:
+        return plan.plain() if isinstance(plan, CpuPlan) else None
 
     def _run_layer(
         self,
-        layer: "_Layer",
-        rows: "_Rows",
+        layer: _Layer,
+        rows: LayerRows,
         pending: Any,
-        angles: "_Angles",
+        angles: Angles,
         plan: Plan,
         breathe: Callable[[], None] = lambda: None,
     ) -> None:
@@ -149,65 +161,34 @@ class FusedDecoder:
         kernels.silu_mul(rows.gate_up_matrix, rows.gated_matrix)
         matrix_product(rows.gated, parts.down, rows.projected)
 
-    def _normalise(self, norm: "_Norm", rows: "_Rows", pending: Any) -> None:
+    def _normalise(self, norm: _Norm, rows: LayerRows, pending: Any) -> None:
         self._kernels.rms_norm(rows.hidden_matrix, pending, norm.weight, rows.normed_matrix, norm.epsilon)
 
-    def _angles(self, positions: Tensor) -> "_Angles":
-        """cos and sin of each position, from a table that grows with the highest one: a position's angles never change
-        (model_layout.py refuses models where they do), and computing them takes longer than a layer's norms."""
-        needed = int(positions.max()) + 1 if len(positions) else 0
-        if needed > len(self._cosines):
-            weight = self._decoder.embedding.weight
-            some = torch.arange(max(_FIRST_POSITIONS, 1 << (needed - 1).bit_length()))
-            self._cosines, self._sines = (table[0] for table in self._decoder.rotary(weight[None, :1], some[None]))
-        cos, sin = (torch.index_select(table, 0, positions) for table in (self._cosines, self._sines))
-        rotary = self._kernels.Rotary(
-            cos=cos.data_ptr(),
-            sin=sin.data_ptr(),
-            token_stride=cos.stride(0),
-            tokens=cos.shape[0],
-            rotary_dim=cos.shape[1],
-            dtype=_dtype_name(cos),
-        )
-        return _Angles((cos, sin), rotary)
+    def _logits(self, rows: Tensor) -> Tensor:
+        head = self._decoder.head
+        logits = rows.new_empty(len(rows), len(head.weight))
+        matrix_product(rows, head, logits)
+        return logits
 
-    def _rows_for(self, tokens: int, buffers: "Buffers") -> "_Rows":
-        """Those of the last pass where it had as many tokens."""
-        if buffers.rows is None or len(buffers.rows.hidden) != tokens:
-            dtype = self._decoder.embedding.weight.dtype
-            buffers.rows = _Rows.of(tokens, self._layers[0].widths, dtype, self._kernels)
-        return buffers.rows
+    def _rows_for(self, tokens: int, buffers: Buffers) -> LayerRows:
+        return buffers.rows_for(tokens, self._widths, self._decoder.embedding.weight.dtype, self._kernels)
 
     @torch.inference_mode()
-    def compare(self, seen: "_Seen") -> None:
+    def compare(self, seen: Seen) -> None:
         """Raises NotPlain where a part does not compute what its modules did."""
-        plan = _LocalPlan()
-        rows = self._rows_for(len(_CHECK_POSITIONS), Buffers())
-        angles = self._angles(torch.tensor(_CHECK_POSITIONS))
-        _compare("the embedding", self._decoder.embedding.weight[seen.ids], seen.inputs[0])
+        plan = LocalPlan()
+        rows = self._rows_for(len(CHECK_POSITIONS), Buffers())
+        angles = self._table.at(torch.tensor(CHECK_POSITIONS))
+        require_same("the embedding", self._decoder.embedding.weight[seen.ids], seen.inputs[0])
         for layer, given, expected in zip(self._layers, seen.inputs, seen.outputs, strict=True):
             rows.hidden.copy_(given)
             self._run_layer(layer, rows, None, angles, plan)
-            _compare(f"layer {layer.number}", rows.hidden + rows.projected, expected)
+            require_same(f"layer {layer.number}", rows.hidden + rows.projected, expected)
         for given, expected in zip(seen.inputs[1:], seen.outputs, strict=False):
-            _compare("what lies between two layers", given, expected)
+            require_same("what lies between two layers", given, expected)
         rows.hidden.copy_(seen.outputs[-1])
         self._normalise(self._norm, rows, None)
-        _compare("the head", functional.linear(rows.normed, self._decoder.head.weight), seen.logits)
-
-
-# -- what stays the same from step to step ----------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True)
-class _Widths:
-    """Columns of the buffers, and how q, k and v lie in theirs."""
-
-    hidden: int
-    query_heads: int
-    kv_heads: int
-    head_dim: int
-    gated: int
+        require_same("the head", self._logits(rows.normed), seen.logits)
 
 
 @dataclass(frozen=True, slots=True)
@@ -216,35 +197,35 @@ class _Norm:
     epsilon: float
 
     @classmethod
-    def of(cls, module: nn.Module, kernels: Any) -> "_Norm":
+    def of(cls, module: nn.Module, kernels: Any) -> _Norm:
         weight = module.weight
         assert isinstance(weight, Tensor)
-        return cls(_matrix(kernels, weight.detach()[None]), float(module.variance_epsilon))  # type: ignore[arg-type]
+        return cls(native_matrix(kernels, weight.detach()[None]), float(module.variance_epsilon))  # type: ignore[arg-type]
 
 
 @dataclass(frozen=True, slots=True)
 class _Layer:
     number: int
     parts: DecoderLayer
-    widths: _Widths
+    widths: Widths
     options: LayerOptions
     input_norm: _Norm
     post_norm: _Norm
     head_norms: tuple[_Norm, ...] | None
 
     @classmethod
-    def of(cls, parts: DecoderLayer, number: int, options: LayerOptions, layout: KVLayout, kernels: Any) -> "_Layer":
+    def of(cls, parts: DecoderLayer, number: int, options: LayerOptions, layout: KVLayout, kernels: Any) -> _Layer:
         group = layout.groups[layout.places[number].group]
-        inputs, columns = parts.qkv.weight.shape
+        columns, inputs = parts.qkv.weight.shape
         return cls(
             number=number,
             parts=parts,
-            widths=_Widths(
+            widths=Widths(
                 hidden=inputs,
                 query_heads=columns // group.head_dim - 2 * group.kv_heads,
                 kv_heads=group.kv_heads,
                 head_dim=group.head_dim,
-                gated=parts.down.weight.shape[0],
+                gated=parts.down.weight.shape[1],
             ),
             options=options,
             input_norm=_Norm.of(parts.input_norm, kernels),
@@ -253,153 +234,11 @@ class _Layer:
         )
 
 
-@dataclass(frozen=True, slots=True)
-class _Angles:
-    """cos and sin of each token's position, [T, head_dim]; the tensors own the memory of ``rotary``."""
-
-    tensors: tuple[Tensor, Tensor]
-    rotary: Any
-
-
-@dataclass(slots=True)
-class Buffers:
-    """What passes that follow one another may share, of one decoder."""
-
-    rows: "_Rows | None" = None
-
-
-@dataclass(frozen=True, slots=True)
-class _Rows:
-    """The buffers of a step with T tokens, and the same memory as the kernels take it."""
-
-    hidden: Tensor  # [T, hidden] the residual stream
-    normed: Tensor  # [T, hidden]
-    qkv: Tensor  # [T, (query_heads + 2 * kv_heads) * head_dim]
-    q: Tensor  # [T, query_heads, head_dim], a view of qkv, as are k and v
-    k: Tensor
-    v: Tensor
-    projected: Tensor  # [T, hidden] what a block adds to the residual stream
-    gate_up: Tensor  # [T, 2 * gated]
-    gated: Tensor  # [T, gated]
-    hidden_matrix: Any
-    normed_matrix: Any
-    q_matrix: Any
-    k_matrix: Any
-    qk_place: tuple[Any, ...]  # all heads of q and k, as rotate() takes input and output: these are the same
-    projected_matrix: Any
-    gate_up_matrix: Any
-    gated_matrix: Any
-
-    @classmethod
-    def of(cls, tokens: int, widths: _Widths, dtype: torch.dtype, kernels: Any) -> "_Rows":
-        matrix = partial(_matrix, kernels)
-        hidden, normed, projected = (torch.empty(tokens, widths.hidden, dtype=dtype) for _ in range(3))
-        gated, gate_up = (torch.empty(tokens, factor * widths.gated, dtype=dtype) for factor in (1, 2))
-        heads = [widths.query_heads, widths.kv_heads, widths.kv_heads]
-        qkv = torch.empty(tokens, sum(heads) * widths.head_dim, dtype=dtype)
-        q, k, v = torch.split(qkv.view(tokens, sum(heads), widths.head_dim), heads, dim=1)
-        place = (qkv.data_ptr(), qkv.stride(0), widths.head_dim)
-        of_keys = sum(heads[:1]) * widths.head_dim
-        of_values = sum(heads[:2]) * widths.head_dim
-        return cls(
-            hidden=hidden,
-            normed=normed,
-            qkv=qkv,
-            q=q,
-            k=k,
-            v=v,
-            projected=projected,
-            gate_up=gate_up,
-            gated=gated,
-            hidden_matrix=matrix(hidden),
-            normed_matrix=matrix(normed),
-            q_matrix=matrix(qkv[:, :of_keys]),
-            k_matrix=matrix(qkv[:, of_keys:of_values]),
-            qk_place=(heads[0] + heads[1], widths.head_dim, *place, *place, _dtype_name(qkv)),
-            projected_matrix=matrix(projected),
-            gate_up_matrix=matrix(gate_up),
-            gated_matrix=matrix(gated),
-        )
-
-
-def _matrix(kernels: Any, rows: Tensor) -> Any:
-    """The same memory as a native Matrix; the caller keeps the tensor."""
-    assert rows.stride(1) == 1
-    return kernels.Matrix(
-        address=rows.data_ptr(),
-        rows=rows.shape[0],
-        columns=rows.shape[1],
-        row_stride=rows.stride(0),
-        dtype=_dtype_name(rows),
-    )
-
-
-def _dtype_name(tensor: Tensor) -> str:
-    return str(tensor.dtype).removeprefix("torch.")
-
-
-# -- the comparison with the model's own modules ----------------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True)
-class _Seen:
-    """One pass of the model's own modules over T tokens, and what each layer asked of attention."""
-
-    ids: Tensor  # [T]
-    inputs: list[Tensor]  # [T, hidden] of each layer
-    outputs: list[Tensor]
-    logits: Tensor  # [T, vocab]
-    options: list[LayerOptions]
-
-
-class _LocalPlan:
-    """Stands for attention: mixes each token's own q, k and v, so that a mistake in one of them shows."""
-
-    def __init__(self) -> None:
-        self.options: dict[int, LayerOptions] = {}
-
-    def run(self, layer: int, q: Tensor, k: Tensor, v: Tensor, options: LayerOptions = DEFAULT_OPTIONS) -> Tensor:
-        self.options[layer] = options
-        group = q.shape[1] // k.shape[1]
-        return q * 0.25 + k.repeat_interleave(group, dim=1) * 0.5 + v.repeat_interleave(group, dim=1)
-
-
 def _checked(model: PreTrainedModel, decoder: Decoder, layout: KVLayout, kernels: Any) -> FusedDecoder | str:
     try:
-        seen = _watch(model, decoder, layout)
+        seen = watch(model, decoder, layout)
         made = FusedDecoder(model, decoder, layout, seen.options, kernels)
         made.compare(seen)
     except NotPlain as error:
         return str(error)
     return made
-
-
-@torch.inference_mode()
-def _watch(model: PreTrainedModel, decoder: Decoder, layout: KVLayout) -> _Seen:
-    inputs: list[Tensor] = []
-    outputs: list[Tensor] = []
-
-    def keep(_: nn.Module, given: tuple[Tensor, ...], found: Tensor) -> None:
-        inputs.append(given[0][0].clone())
-        outputs.append(found[0].clone())
-
-    plan, positions = _LocalPlan(), torch.tensor(_CHECK_POSITIONS)
-    ids = torch.arange(len(positions)) * 7 % decoder.embedding.num_embeddings
-    hooks = [layer.module.register_forward_hook(keep) for layer in decoder.layers]
-    try:
-        with attending(PackedCall(layout, plan)):
-            logits = model(input_ids=ids[None], position_ids=positions[None], use_cache=False).logits[0]
-    finally:
-        for hook in hooks:
-            hook.remove()
-    if len(inputs) != len(decoder.layers) or len(plan.options) != len(decoder.layers):
-        raise NotPlain("the model does not run each of its layers once")
-    return _Seen(ids, inputs, outputs, logits, [plan.options[number] for number in range(len(decoder.layers))])
-
-
-def _compare(name: str, found: Tensor, expected: Tensor) -> None:
-    tolerance = _TOLERANCE[found.dtype]
-    error = (found.float() - expected.float()).abs()
-    magnitude = expected.float().abs()
-    if not (error <= tolerance * (magnitude + magnitude.mean())).all():
-        raise NotPlain(f"{name} computes something else: the largest difference is {float(error.max()):.2g}")

@@ -13,17 +13,25 @@ Every call takes a batch and costs O(blocks in the batch), and either does all o
 Batches must name distinct blocks; one that names a block twice is refused, since that is how double frees look.
 """
 
+from array import array
 from dataclasses import dataclass
 
 import numpy as np
 
+from kvpager import native
 from kvpager.errors import ConfigError, InvariantError, OutOfBlocks
 from kvpager.memory.arena import Arena
-from kvpager.memory.block import BlockEvent, BlockState, advance
+from kvpager.memory.block import BlockEvent, BlockState, advance, following
 from kvpager.memory.layout import KVLayout
 
 _NO_BLOCKS = np.empty(0, np.int32)
-_CACHED = int(BlockState.CACHED)  # an enum's member is looked up anew with every use
+# Plain: an enum's member is looked up anew with every use, and numpy compares with numbers several times faster.
+_FREE, _USED, _CACHED, _MOVING = (
+    int(state) for state in (BlockState.FREE, BlockState.USED, BlockState.CACHED, BlockState.MOVING)
+)
+_AFTER_ALLOCATE = following(BlockEvent.ALLOCATE)
+_AFTER_RELEASE = following(BlockEvent.DROP), following(BlockEvent.KEEP)
+_CAN_BE_PUBLISHED = np.isin(np.arange(len(BlockState)), [BlockState.USED, BlockState.MOVING])
 _POISON = 0xFF  # NaN in every float dtype: a read of freed memory shows
 
 
@@ -72,28 +80,27 @@ class BlockPool:
         self.indexed = np.zeros(self.num_blocks, np.bool_)
         self.kept = np.zeros(self.num_blocks, np.bool_)
         self._states = np.full(self.num_blocks, BlockState.FREE, np.uint8)
-        self._counts = np.zeros(len(BlockState), np.int64)
-        self._counts[BlockState.FREE] = self.num_blocks
+        self._counts = array("q", [0] * len(BlockState))  # as many are free as lie on the stack
+        self._counts[_FREE] = self.num_blocks
         self._marks = np.zeros(self.num_blocks, np.int64)  # scratch: finds a block named twice in a batch
         self._order = np.arange(self.num_blocks)
-        # A stack of free ids, its top at _num_free. High ids lie at the bottom: neighbours are given out together.
+        # A stack of free ids. High ids lie at the bottom: neighbours are given out together.
         self._free = np.arange(self.num_blocks - 1, -1, -1, dtype=np.int32)
-        self._num_free = self.num_blocks
 
     # -- questions ----------------------------------------------------------------------------------------------
 
     @property
     def num_free(self) -> int:
-        return self._num_free
+        return self._counts[_FREE]
 
     def counts(self) -> PoolCounts:
-        by_state = self._counts
+        free, used, cached, moving = map(int, self._counts)
         return PoolCounts(
             total=self.num_blocks,
-            free=int(by_state[BlockState.FREE]),
-            used=int(by_state[BlockState.USED]),
-            cached=int(by_state[BlockState.CACHED]),
-            moving=int(by_state[BlockState.MOVING]),
+            free=free,
+            used=used,
+            cached=cached,
+            moving=moving,
             pinned=int(np.count_nonzero(self.pins)),
         )
 
@@ -131,24 +138,56 @@ class BlockPool:
         place = self.layout.places[layer]
         return self.address(block) + self.layout.slot_offset(place.group, place.index, head, half, slot)
 
+    def columns(self) -> tuple[np.ndarray, ...]:
+        """What the native kernels work on, in their order."""
+        return (
+            self.refcount,
+            self.pins,
+            self.indexed,
+            self._states,
+            self._marks,
+            self._free,
+            np.frombuffer(self._counts, np.int64),
+            _AFTER_ALLOCATE,
+            *_AFTER_RELEASE,
+        )
+
+    @property
+    def has_poison(self) -> bool:
+        """Whether freed blocks are overwritten."""
+        return self._poison
+
     # -- changes ------------------------------------------------------------------------------------------------
 
     def allocate(self, count: int) -> np.ndarray:
         """``count`` free blocks, each mapped once. Raises OutOfBlocks (``reclaimable`` = cached blocks)."""
-        if count > self._num_free:
+        top = self._counts[_FREE]
+        if count > top:
             counts = self.counts()
             raise OutOfBlocks(count, counts.free, counts.pinned, counts.cached, counts.total)
         if count == 0:
             return _NO_BLOCKS
-        top = self._num_free
         ids = self._free[top - count : top][::-1].copy()
         if self._poison:
             self._check_poison(ids)
-        advance(self._states, ids, BlockEvent.ALLOCATE)
-        self._num_free = top - count
-        self.refcount[ids] = 1
+        at = ids.astype(np.int64)
+        advance(self._states, at, BlockEvent.ALLOCATE)
+        self.refcount[at] = 1
         self._move(count, BlockState.FREE, BlockState.USED)
         return ids
+
+    def allocate_these(self, ids: np.ndarray) -> None:
+        """Maps these free blocks once each, for whoever chooses blocks by their place. O(free blocks)."""
+        chosen = np.zeros(self.num_blocks, np.bool_)
+        chosen[self._distinct(ids)] = True
+        if self._poison:
+            self._check_poison(ids)
+        advance(self._states, ids, BlockEvent.ALLOCATE)
+        free = self._free[: self.num_free]
+        left = free[~chosen[free]]
+        self._free[: len(left)] = left
+        self.refcount[ids] = 1
+        self._move(len(ids), BlockState.FREE, BlockState.USED)
 
     def retain(self, ids: np.ndarray) -> np.ndarray:
         """One more mapping for each block; they must hold content (not be free). Returns those that were cached."""
@@ -163,6 +202,9 @@ class BlockPool:
 
     def release(self, ids: np.ndarray) -> Released:
         """One mapping less for each block. The order given is the order in which cached ones may be evicted."""
+        counts = self._release_run(ids)
+        if counts is not None:
+            return self._released_run(ids, *counts)
         ids = self._distinct(ids)
         counts = self.refcount[ids]
         if (counts < 1).any():
@@ -211,9 +253,8 @@ class BlockPool:
     def publish(self, ids: np.ndarray) -> None:
         """The prefix index can find these blocks from now on. REQUIRES: mapped, or held by what filled them."""
         ids = self._distinct(ids)
-        states = self._states[ids]
-        wrong = ((states != BlockState.USED) & (states != BlockState.MOVING)) | self.indexed[ids]
-        if wrong.any():
+        wrong = ~_CAN_BE_PUBLISHED.take(self._states[ids]) | self.indexed[ids]
+        if np.count_nonzero(wrong):
             bad = int(ids[int(np.argmax(wrong))])
             raise InvariantError(f"block {bad} is {self.state(bad).name} and can't be published")
         self.indexed[ids] = True
@@ -236,10 +277,9 @@ class BlockPool:
             raise InvariantError("a block above the new size is not free")
         self.arena.resize(num_blocks)
         old, self.num_blocks = self.num_blocks, num_blocks
-        kept = self._free[: self._num_free]
+        kept = self._free[: self.num_free]
         added = np.arange(num_blocks - 1, old - 1, -1, dtype=np.int32)
         free = np.concatenate([added, kept[kept < num_blocks]])
-        self._num_free = len(free)
         self._free = np.concatenate([free, np.zeros(num_blocks - len(free), np.int32)])
         for name in ("refcount", "pins", "indexed", "kept", "_marks", "_poisoned"):
             setattr(self, name, _resized(getattr(self, name), num_blocks, 0))
@@ -256,15 +296,32 @@ class BlockPool:
         if (self._states[targets] != BlockState.FREE).any() or (self.pins[sources] > 0).any():
             raise InvariantError("blocks move from unheld to free ones only")
         self.arena.copy(sources, targets)
-        for array in (self.refcount, self.indexed, self.kept, self._states):
-            array[targets] = array[sources]
-            array[sources] = 0
+        for column in (self.refcount, self.indexed, self.kept, self._states):
+            column[targets] = column[sources]
+            column[sources] = 0
         self._poisoned[targets] = False
-        taken = np.isin(self._free[: self._num_free], targets)
-        free = np.concatenate([self._free[: self._num_free][~taken], sources.astype(np.int32)])
+        taken = np.isin(self._free[: self.num_free], targets)
+        free = np.concatenate([self._free[: self.num_free][~taken], sources.astype(np.int32)])
         self._free[: len(free)] = free
 
     # -- inside -------------------------------------------------------------------------------------------------
+
+    def _release_run(self, ids: np.ndarray) -> tuple[int, int] | None:
+        """The common case natively: a finished sequence's pages, those that are not full, so not findable, first, and
+        last those that others map too. How many become free and cached; None, with nothing changed, where the blocks
+        are not like that."""
+        release = getattr(native.module(), "release_blocks", None)
+        if release is None:
+            return None
+        return release(ids, self.refcount, self.pins, self.indexed, self._states, self._marks, *_AFTER_RELEASE)
+
+    def _released_run(self, ids: np.ndarray, num_freed: int, num_cached: int) -> Released:
+        freed, cached = ids[:num_freed], ids[num_freed : num_freed + num_cached]
+        self._move(num_cached, _USED, _CACHED)
+        if num_freed:
+            self._stack(freed)
+            self._move(num_freed, _USED, _FREE)
+        return Released(freed, cached, cached)
 
     def _apply(self, ids: np.ndarray, event: BlockEvent, before: BlockState, after: BlockState) -> None:
         if len(ids):
@@ -274,10 +331,14 @@ class BlockPool:
     def _give_back(self, ids: np.ndarray, event: BlockEvent, before: BlockState) -> None:
         if len(ids) == 0:
             return
-        self._apply(ids, event, before, BlockState.FREE)
-        top = self._num_free
+        advance(self._states, ids, event)
+        self._stack(ids)
+        self._move(len(ids), before, _FREE)
+
+    def _stack(self, ids: np.ndarray) -> None:
+        """These are free in a moment, the first of them to be given out first."""
+        top = self.num_free
         self._free[top : top + len(ids)] = ids[::-1]
-        self._num_free = top + len(ids)
         if self._poison:
             self.arena.fill(ids, _POISON)
             self._poisoned[ids] = True
@@ -289,12 +350,12 @@ class BlockPool:
             raise InvariantError(f"block {poisoned[int(np.argmin(intact))]} was written after it had been freed")
         self._poisoned[ids] = False
 
-    def _move(self, count: int, before: BlockState, after: BlockState) -> None:
+    def _move(self, count: int, before: int, after: int) -> None:
         self._counts[before] -= count
         self._counts[after] += count
 
     def _check_range(self, ids: np.ndarray) -> None:
-        if len(ids) and (int(ids.min()) < 0 or int(ids.max()) >= self.num_blocks):
+        if len(ids) and int(ids.view(f"u{ids.itemsize}").max()) >= self.num_blocks:  # a negative one is very large
             bad = ids[(ids < 0) | (ids >= self.num_blocks)][0]
             raise InvariantError(f"block {int(bad)} is not in the pool (0 to {self.num_blocks - 1})")
 
@@ -306,17 +367,15 @@ class BlockPool:
             order = self._order[: len(ids)] if len(ids) <= self.num_blocks else np.arange(len(ids))
             self._marks[ids] = order
             twice = self._marks[ids] != order
-            if twice.any():
+            if np.count_nonzero(twice):
                 raise InvariantError(f"block {int(ids[int(np.argmax(twice))])} is named twice in one call")
         return ids
 
     def check(self) -> None:
         """Raises InvariantError unless the counts, the states and the free list agree (I1, I3)."""
-        expected = np.select(
-            [self.refcount > 0, self.pins > 0, self.indexed],
-            [BlockState.USED, BlockState.MOVING, BlockState.CACHED],
-            BlockState.FREE,
-        )
+        expected = np.where(self.indexed, np.uint8(_CACHED), np.uint8(_FREE))
+        expected[self.pins > 0] = _MOVING
+        expected[self.refcount > 0] = _USED
         if (self.refcount < 0).any() or (self.pins < 0).any():
             raise InvariantError("a count is negative")
         if (expected != self._states).any():
@@ -325,13 +384,13 @@ class BlockPool:
                 f"block {bad} is {self.state(bad).name}, but refcount {self.refcount[bad]}, pins {self.pins[bad]}, "
                 f"indexed {self.indexed[bad]} say {BlockState(int(expected[bad])).name}"
             )
-        if not np.array_equal(np.bincount(self._states, minlength=len(BlockState)), self._counts):
+        if not np.array_equal(np.bincount(self._states, minlength=len(self._counts)), self._counts):
             raise InvariantError("the counts per state are wrong")
-        free = np.sort(self._free[: self._num_free])
-        if not np.array_equal(free, np.flatnonzero(self._states == BlockState.FREE)):
+        free = np.sort(self._free[: self.num_free])
+        if not np.array_equal(free, np.flatnonzero(self._states == _FREE)):
             raise InvariantError("the free list is not the set of free blocks")
 
 
-def _resized(array: np.ndarray, length: int, fill: int) -> np.ndarray:
-    kept = array[:length]
-    return np.concatenate([kept, np.full(length - len(kept), fill, array.dtype)])
+def _resized(column: np.ndarray, length: int, fill: int) -> np.ndarray:
+    kept = column[:length]
+    return np.concatenate([kept, np.full(length - len(kept), fill, column.dtype)])

@@ -150,7 +150,7 @@ RULES = (
         Severity.WARNING,
         "Running requests keep being stopped so that others can go on",
         "More runs than fits. Give the pool more memory, or allow fewer requests at once (max_running).",
-        "60 * rate(kvpager_preemptions_total[5m])",
+        "60 * sum without (mode) (rate(kvpager_preemptions_total[5m]))",
         _preemptions,
         above=6.0,
         shown="{:.0f} a minute",

@@ -5,6 +5,7 @@ Requests with several choices count once for each in whatever says "choices".
 
 from collections import Counter
 
+from kvpager.engine.preemption import PreemptionMode
 from kvpager.metrics.metric import Group, Metric, Series, by_tier, counter, gauge, tier_name
 from kvpager.metrics.snapshot import Snapshot
 from kvpager.types import TierKind
@@ -52,8 +53,10 @@ ENGINE_METRICS: tuple[Metric, ...] = (
                 ("bookkeeping",): s.engine.bookkeeping_seconds,
                 ("sampling",): s.engine.sampling_seconds,
             }, "kind"),
-    counter("preemptions", Group.ENGINE, "Running choices that were stopped so that others could go on.",
-            lambda s: s.engine.preemptions),
+    counter("preemptions", Group.ENGINE,
+            "Running choices that were stopped so that others could go on, by what becomes of their pages: none can be "
+            "found again (recompute), they stay cached (keep), or a tier has them if others take the blocks (swap).",
+            lambda s: {(mode.value,): s.engine.preemptions_by_mode.get(mode, 0) for mode in PreemptionMode}, "mode"),
     counter("resumptions", Group.ENGINE,
             "Preempted choices that started again, by the slowest tier that gave something back; none: all was "
             "computed again.",
@@ -72,4 +75,17 @@ ENGINE_METRICS: tuple[Metric, ...] = (
             lambda s: s.engine.oversized_requests),
     counter("approximate_requests", Group.ENGINE, "Requests computed by an attention that is not exact.",
             _approximate, "kind"),
+    counter("selective_steps", Group.ENGINE, "Tokens computed by selective attention that left pages out.",
+            lambda s: s.engine.selection.steps),
+    counter("selective_skipped_mass", Group.ENGINE,
+            "Shares of the attention that these left out, as estimated, added up: over kvpager_selective_steps_total, "
+            "their mean.",
+            lambda s: s.engine.selection.skipped),
+    gauge("selective_memory_bytes", Group.ENGINE,
+          "What selective attention keeps beside the pages of running requests: digests of all pages, and rows of "
+          "selected pages that have no block.",
+          lambda s: {
+              ("digests",): s.engine.selection.digest_bytes,
+              ("rows",): s.engine.selection.kept_row_bytes,
+          }, "kind"),
 )  # fmt: skip

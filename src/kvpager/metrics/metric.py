@@ -1,7 +1,8 @@
 """What one metric is: its name, what it counts and how it is read from a snapshot. Knows no Prometheus.
 
 Names follow Prometheus: base units, ``_total`` for counters (which never go down), no unit in a label. Labels are
-``tier``, ``kind``, ``reason``, ``state`` and ``policy`` alone, with few values each: never a request, a tenant or text.
+``tier``, ``kind``, ``reason``, ``state``, ``policy`` and ``mode`` alone, with few values each: never a request, a
+tenant or text.
 """
 
 from collections.abc import Callable, Mapping
@@ -12,7 +13,7 @@ from kvpager.metrics.snapshot import Snapshot
 from kvpager.types import TierKind
 
 PREFIX = "kvpager_"
-LABELS = ("tier", "kind", "reason", "state", "policy", "version")
+LABELS = ("tier", "kind", "reason", "state", "policy", "mode", "version")
 
 Series = Mapping[tuple[str, ...], float]  # a value for each combination of the labels' values
 Reading = Callable[[Snapshot], Series | float]

@@ -17,6 +17,7 @@ from urllib.parse import urlsplit
 
 from kvpager.engine.faults import NO_FAULTS
 from kvpager.engine.request import FinishReason, Request, TokenEvent
+from kvpager.engine.selection import NO_SELECTION
 from kvpager.errors import ConfigError, MissingExtra
 from kvpager.types import TierKind
 from kvpager.version import __version__
@@ -105,6 +106,14 @@ class RequestTrace:
             "kvpager.attention": request.attention,
             "kvpager.is_oversized": any(branch.was_slow for branch in request.branches),
         }
+        selection = sum((branch.selection for branch in request.branches), NO_SELECTION)
+        if selection.skipped_mass is not None:
+            found |= {
+                "kvpager.selection.steps": selection.steps,
+                "kvpager.selection.skipped_mass": selection.skipped_mass,
+                "kvpager.selection.digest_bytes": selection.digest_bytes,
+                "kvpager.selection.kept_row_bytes": selection.kept_row_bytes,
+            }
         if request.started is not None:
             found["kvpager.queue_seconds"] = request.started - self.asked.came
         return found

@@ -27,7 +27,7 @@ def check_folder(folder: Path) -> None:
     if not any(folder.iterdir()):
         raise ModelError(f"the model folder {folder} is empty; put config.json and the *.safetensors files in it")
     _check_config(folder)
-    for path in _weight_files(folder):
+    for path in weight_files(folder):
         check_safetensors(path)
 
 
@@ -52,7 +52,7 @@ def _hint_for(folder: Path) -> str:
     return "Give the folder that holds config.json and the *.safetensors files."
 
 
-def _weight_files(folder: Path) -> list[Path]:
+def weight_files(folder: Path) -> list[Path]:
     """The files transformers would read, in its order of preference. Raises ModelError if there are none."""
     if (folder / _WEIGHTS).exists():
         return [folder / _WEIGHTS]

@@ -11,11 +11,14 @@ from typing import TYPE_CHECKING, Any
 
 from kvpager.errors import ConfigError
 from kvpager.models.hugging_face import first_line
+from kvpager.models.plain_read import read_plain
 from kvpager.models.read import read_model, read_tokenizer
 from kvpager.models.source import ModelSource, resolve
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+    from kvpager.models.plain_llama import PlainLlama
 
 DTYPES = ("auto", "bfloat16", "float16", "float32")
 
@@ -28,7 +31,7 @@ class LoadedModel:
     sequence in tokens, prompt and answer together, None where the config sets no limit.
     """
 
-    model: PreTrainedModel
+    model: PreTrainedModel | PlainLlama
     tokenizer: PreTrainedTokenizerBase | None
     source: ModelSource
     eos_token_ids: tuple[int, ...]
@@ -41,12 +44,14 @@ def load_model(
     device: str = "cpu",
     *,
     download: bool = False,
+    plain: bool = False,
 ) -> LoadedModel:
     """Loads the model that a name means (see ``resolve``), or one that was resolved before.
 
     ``dtype``: "bfloat16", "float16", "float32", or "auto" for what the model's own files say; ``device``: as torch
     names it, such as "cpu" or "cuda:0". Reads local files only unless ``download``; code that comes with a model is
-    never run.
+    never run. ``plain``: a PlainLlama will do where it computes the same, which starts faster and takes less memory; it
+    has no ``generate`` and no attention of its own.
 
     Raises ConfigError for a bad ``dtype`` or ``device``; ModelError where the files are missing, damaged or of an
     unknown type; MissingExtra without the packages of [hf].
@@ -57,7 +62,10 @@ def load_model(
     source = name_or_source
     if not isinstance(source, ModelSource):
         source = resolve(os.fspath(source), download=download)
-    tokenizer, model = read_tokenizer(source.path), read_model(source.path, dtype)
+    model: Any = read_plain(source.path, dtype) if plain and source.path.is_dir() else None
+    tokenizer = read_tokenizer(source.path, None if model is None else model.config)
+    if model is None:
+        model = read_model(source.path, dtype)
     return LoadedModel(
         model=model.to(device),
         tokenizer=tokenizer,
@@ -76,7 +84,7 @@ def _check_device(device: str) -> None:
         raise ConfigError(f"device {device!r} can't be used here: {first_line(error)}; 'cpu' always can") from error
 
 
-def _eos_token_ids(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase | None) -> tuple[int, ...]:
+def _eos_token_ids(model: Any, tokenizer: PreTrainedTokenizerBase | None) -> tuple[int, ...]:
     """The generation config has the last word, then the config, then the tokenizer."""
     for owner in (model.generation_config, model.config.get_text_config(), tokenizer):
         ids: Any = getattr(owner, "eos_token_id", None)
@@ -85,6 +93,6 @@ def _eos_token_ids(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase | 
     return ()
 
 
-def _max_context(model: PreTrainedModel) -> int | None:
+def _max_context(model: Any) -> int | None:
     limit = getattr(model.config.get_text_config(), "max_position_embeddings", None)
     return int(limit) if isinstance(limit, int) and limit > 0 else None

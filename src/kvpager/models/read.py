@@ -5,6 +5,7 @@ Does not know names, caches or where the files came from.
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -22,6 +23,7 @@ _PURPOSE = "loading a model"
 _LOCAL = {"local_files_only": True, "trust_remote_code": False}
 _REMEDY = "Check that the files belong together and that the installed transformers knows this type of model."
 _TOKENIZER_KEY = "tokenizer.ggml.model"
+_GENERAL_CLASSES = ("TokenizersBackend", "PreTrainedTokenizerFast")
 _FILE_TYPE_TO_DTYPE = {0: "float32", 1: "float16"}  # of general.file_type: all F32, mostly F16
 
 
@@ -55,8 +57,11 @@ def read_model(path: Path, dtype: str = "auto") -> PreTrainedModel:
     return loaded
 
 
-def read_tokenizer(path: Path) -> PreTrainedTokenizerBase | None:
-    """The tokenizer of a folder or a .gguf file, None if it holds none. Raises ModelError if it can't be loaded."""
+def read_tokenizer(path: Path, config: Any = None) -> PreTrainedTokenizerBase | None:
+    """The tokenizer of a folder or a .gguf file, None if it holds none. Raises ModelError if it can't be loaded.
+
+    ``config``: of the model, if it was read already; transformers would import the model's code to read it.
+    """
     transformers = need("transformers", _PURPOSE)
     arguments: dict[str, Any] = dict(_LOCAL)
     header = read_gguf_header(path) if is_gguf(path) else None
@@ -64,11 +69,22 @@ def read_tokenizer(path: Path) -> PreTrainedTokenizerBase | None:
         return None
     if header is not None:
         arguments["gguf_file"] = path.name
+    elif config is not None and _names_its_class(path):
+        arguments["config"] = config
     with quiet(), explained(f"the tokenizer of {path} can't be loaded", _REMEDY):
         tokenizer: PreTrainedTokenizerBase = transformers.AutoTokenizer.from_pretrained(_folder_of(path), **arguments)
         if header is not None:
             correct_cuts(tokenizer, header)
     return tokenizer
+
+
+def _names_its_class(folder: Path) -> bool:
+    """Whether no more of the model's config is asked for than its type."""
+    try:
+        content = json.loads((folder / "tokenizer_config.json").read_text("utf-8"))
+        return content.get("tokenizer_class") in _GENERAL_CLASSES and "auto_map" not in content
+    except (OSError, ValueError, AttributeError):
+        return False
 
 
 def _folder_of(path: Path) -> Path:

@@ -11,7 +11,7 @@ shortened digest.
 
 import hashlib
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from kvpager.errors import ConfigError
 from kvpager.types import ContentKey
@@ -58,6 +58,12 @@ class Scope:
                 raise ConfigError(f"media position {item.position} is before the first token")
         if [item.position for item in self.media] != sorted(item.position for item in self.media):
             raise ConfigError("scope media must be sorted by position")
+
+    def up_to(self, stop: int) -> "Scope":
+        """What must be equal to share the KV of positions below ``stop``: media that begin later do not count."""
+        if not self.media or self.media[-1].position < stop:
+            return self
+        return replace(self, media=tuple(m for m in self.media if m.position < stop))
 
     def media_bytes(self, start: int, stop: int) -> bytes:
         """The media that begin at token positions ``start .. stop-1``, as bytes of an index label and a page key."""

@@ -91,9 +91,11 @@ class Answer:
             self._events.clear()
             if batch:
                 yield batch
+            if self._events:
+                continue  # they came while the others were read, and are told before any end
             if self._failure is not None:
                 raise self._failure
-            if self.is_finished and not self._events:
+            if self.is_finished:
                 return
 
     async def completions(self) -> list[Completion]:

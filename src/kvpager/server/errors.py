@@ -5,11 +5,13 @@ Messages name the fault and the remedy. They never quote what was sent: a prompt
 
 import logging
 from collections.abc import Sequence
+from difflib import get_close_matches
 from typing import Any
 
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse, Response
+from pydantic import BaseModel
 from starlette.exceptions import HTTPException
 
 from kvpager.errors import ConfigError, KVPagerError, QueueFull, RequestError
@@ -123,8 +125,19 @@ async def _answer_invalid(request: Request, error: Exception) -> JSONResponse:
     if first["type"] == "json_invalid":
         return ApiError(400, "the body is not JSON").response()
     param = _param(where[1:], body) if where[0] == "body" else str(where[-1])
-    message = "unknown field; remove it" if first["type"] == "extra_forbidden" else _sentence(first)
+    message = _unknown(request, where) if first["type"] == "extra_forbidden" else _sentence(first)
     return ApiError(400, f"{param}: {message}" if param else message, param=param).response()
+
+
+def _unknown(request: Request, where: Sequence[str | int]) -> str:
+    """Of a field of the body itself, which one may have been meant."""
+    field = getattr(request.scope.get("route"), "body_field", None)
+    model = getattr(getattr(field, "field_info", None), "annotation", None)
+    near: list[str] = []
+    if len(where) == 2 and isinstance(model, type) and issubclass(model, BaseModel):
+        known = [each.alias or name for name, each in model.model_fields.items()]
+        near = get_close_matches(str(where[1])[:128], known, 1)
+    return f"unknown field; did you mean {near[0]!r}?" if near else "unknown field; remove it"
 
 
 def _sentence(error: dict[str, Any]) -> str:

@@ -23,6 +23,7 @@ from fastapi import FastAPI
 from kvpager.config import ServerOptions, reserved_variables
 from kvpager.engine.engine import Engine
 from kvpager.server.app import create_app
+from kvpager.server.connection import Connection
 from kvpager.server.engine_thread import EngineThread
 from kvpager.server.keys import check_bind, load_keys
 from kvpager.server.log_filter import hide_content
@@ -81,7 +82,7 @@ async def _serve(app: FastAPI, bound: socket.socket, asks_for_keys: bool, say: C
 def _config(app: FastAPI) -> uvicorn.Config:
     return uvicorn.Config(
         app,
-        http="h11",
+        http=Connection,
         ws="none",
         loop="asyncio",
         lifespan="off",

@@ -8,8 +8,8 @@ from dataclasses import asdict, dataclass
 
 from kvpager.config import DiskTier, HostTier, TierOptions, format_size
 from kvpager.config.shown import shown
+from kvpager.engine.block_needs import blocks_of_request
 from kvpager.engine.engine import Engine
-from kvpager.engine.scheduler import blocks_of_request
 from kvpager.memory.layout import KVLayout
 from kvpager.types import TierKind
 from kvpager.version import __version__

@@ -11,6 +11,8 @@ A transfer has three moments, and what a reader may see follows from them:
     complete   bookkeeping thread, at the border of a step (``collect``): the page is found at its target, or never was
                there; both ends are let go
 
+The way up is in tiers/promotions.py, and all that is under way in tiers/open_moves.py.
+
 A demoted page keeps its block, which is clean from then on. Nothing here waits for I/O but ``wait`` and ``close``, and
 what they waited is counted. Limits on the bytes that move keep the pool reclaimable and the queues short: a demotion
 that finds no room in them is refused, not queued, and asked for again when its page is about to be dropped.
@@ -19,21 +21,21 @@ that finds no room in them is refused, not queued, and asked for again when its 
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from enum import Enum
-from typing import Protocol
 
 from kvpager.errors import InvariantError, TierError
 from kvpager.tiers.device_pages import DevicePages
 from kvpager.tiers.load import Load, Probe
 from kvpager.tiers.migration_statistics import MigrationStatistics
 from kvpager.tiers.move import Move, Transfer
-from kvpager.tiers.mover import Mover, run_job
+from kvpager.tiers.mover import Mover
+from kvpager.tiers.open_moves import OpenMoves
+from kvpager.tiers.promotions import LoadWatcher, Promotions
 from kvpager.tiers.tier import LowerTier, Page, Slot
 from kvpager.types import Clock, ContentKey, TierKind
 
 _CLEAN_SHARE = 16  # one slot in so many is kept free or clean ahead of need
 _CLEAN_AT_ONCE = 64  # pages looked at for that, each time some have come
 _PATIENCE = 0.1  # seconds between two looks at the clock
-_BATCH_BYTES = 8 << 20  # moved by one job: large enough for few system calls, small enough that a load starts soon
 
 
 class WriteBack(Enum):
@@ -43,12 +45,6 @@ class WriteBack(Enum):
     THROUGH = "through"
     BACK = "back"
     SELECTIVE = "selective"
-
-
-class LoadWatcher(Protocol):
-    """Is told of every page that has come from a tier into a block of the device."""
-
-    def loaded(self, page: Page, tier: TierKind, block: int) -> None: ...
 
 
 class Migration:
@@ -69,20 +65,15 @@ class Migration:
         self._copying = [at for at, tier in enumerate(tiers) if not tier.is_exclusive]  # also what the device keeps
         self.write_back = write_back
         self._device = device
-        self._mover = mover
         self._clock = clock
-        self._batch_pages = max(1, _BATCH_BYTES // device.page_bytes)
+        self.moves = OpenMoves(device, mover)
+        self.up = Promotions(device, self.tiers, self.moves, clock, load_deadline)
         self._max_moving_bytes = max_moving_bytes
-        self._load_deadline = load_deadline
-        self._demoting_bytes = self._loading_bytes = 0
+        self._demoting_bytes = 0
         self._sinking: set[ContentKey] = set()  # pages that are being copied down
-        self._loads: list[Load] = []
-        self._probes: list[Probe] = []
-        self._open: dict[int, Move] = {}  # by id
-        self._refused = self._lost = self._late = self._not_worth_keeping = 0
-        self._demoted, self._promoted = Counter[TierKind](), Counter[TierKind]()
+        self._refused = self._lost = self._not_worth_keeping = 0
+        self._demoted = Counter[TierKind]()
         self._io_wait_seconds = self._idle_seconds = 0.0
-        self.watcher: LoadWatcher | None = None
 
     # -- questions ----------------------------------------------------------------------------------------------
 
@@ -117,7 +108,7 @@ class Migration:
 
     @property
     def has_room_for_load(self) -> bool:
-        return self._loading_bytes < self._max_moving_bytes
+        return self.up.moving_bytes < self._max_moving_bytes
 
     def now(self) -> float:
         """Seconds of the injected clock."""
@@ -126,35 +117,34 @@ class Migration:
     @property
     def num_demotions(self) -> int:
         """Jobs under way that hold blocks of the device, to copy them down."""
-        return sum(move.source is self._device for move in self._open.values())
+        return self.moves.num_demotions
 
     @property
     def num_open(self) -> int:
         """Jobs under way."""
-        return self._mover.num_open
+        return self.moves.num_jobs
 
     def held_blocks(self) -> list[int]:
         """Blocks that demotions hold, one entry for each."""
-        moves = [move for move in self._open.values() if move.source is self._device]
-        return [transfer.source.index for move in moves for transfer in move.transfers]
+        return self.moves.held_blocks()
 
     def moving_keys(self) -> set[ContentKey]:
         """Pages that are under way in any direction."""
-        return {transfer.page.key for move in self._open.values() for transfer in move.transfers}
+        return self.moves.moving_keys()
 
     def statistics(self) -> MigrationStatistics:
         return MigrationStatistics(
             precision=self._device.precision,
-            moving_bytes=self._demoting_bytes + self._loading_bytes,
-            queued_jobs=self._mover.num_open,
+            moving_bytes=self._demoting_bytes + self.up.moving_bytes,
+            queued_jobs=self.moves.num_jobs,
             refused=self._refused,
             lost=self._lost,
-            late=self._late,
+            late=self.up.late,
             io_wait_seconds=self._io_wait_seconds,
             idle_seconds=self._idle_seconds,
             not_worth_keeping=self._not_worth_keeping,
             demoted=dict(self._demoted),
-            promoted=dict(self._promoted),
+            promoted=dict(self.up.promoted),
             page_bytes=self._device.page_bytes,
         )
 
@@ -181,11 +171,9 @@ class Migration:
                 continue
             self._demoting_bytes += self._device.page_bytes
             self._sinking.add(page.key)
-            move = Move(self._device, tier, [Transfer(page, self._device.hold([block], [page])[0], slot)])
-            self._open[id(move)] = move
-            run_job(move)
-            self._complete_move(move)
-            return move.transfers[0].error is None
+            transfer = Transfer(page, self._device.hold([block], [page])[0], slot)
+            self._complete_move(self.moves.run_now(self._device, tier, [transfer]))
+            return transfer.error is None
         if self.is_unwanted(page):
             self._not_worth_keeping += 1
         else:
@@ -209,7 +197,7 @@ class Migration:
             batch = batches.setdefault(at, [])
             batch.append((page, block, target))
             accepted.append(block)
-            if len(batch) == self._batch_pages:  # a worker moves it while the next one is prepared
+            if len(batch) == self.moves.batch_pages:  # a worker moves it while the next one is prepared
                 self._send_batch(at, batches.pop(at))
         for at, batch in batches.items():
             self._send_batch(at, batch)
@@ -218,7 +206,7 @@ class Migration:
     def _send_batch(self, at: int, batch: list[tuple[Page, int, Slot]]) -> None:
         sources = self._device.hold([block for _, block, _ in batch], [page for page, _, _ in batch])
         transfers = [Transfer(page, source, target) for (page, _, target), source in zip(batch, sources, strict=True)]
-        self._submit(self._device, self.tiers[at], transfers)
+        self.moves.submit(self._device, self.tiers[at], transfers)
 
     def _room(self, page: Page, among: Sequence[int]) -> tuple[int, Slot] | None:
         """A slot in the nearest tier ``among`` these that takes it; None where a tier is getting the page already."""
@@ -254,7 +242,7 @@ class Migration:
                 continue
             batches.setdefault(below, []).append(Transfer(page, held, target))
         for below, transfers in batches.items():
-            self._submit(source, self.tiers[below], transfers)
+            self.moves.submit(source, self.tiers[below], transfers)
         return refused
 
     def _end_demotion(self, at: int, page: Page, target: Slot, error: TierError | None) -> None:
@@ -267,26 +255,20 @@ class Migration:
 
     def load(self, pages: Sequence[Page], blocks: Sequence[int]) -> Load:
         """Begins to fill blocks with pages. REQUIRES: the caller holds the blocks until the load is done."""
-        now = self._clock()
-        deadline = float("inf") if self._load_deadline is None else now + self._load_deadline
-        load = Load(list(pages), list(blocks), [], now, deadline, [None] * len(pages), len(pages))
-        batches: dict[TierKind, list[Transfer]] = {}
-        for place, (page, block) in enumerate(zip(pages, blocks, strict=True)):
-            found = self._hold_lower(page.key)
-            load.tiers.append(TierKind.NONE if found is None else found[0].kind)
-            if found is None:
-                load.errors[place] = TierError("the page is not there any more")
-                load.num_open -= 1
-                continue
-            tier, source = found
-            target = self._device.landing(block, page.key, page.group)
-            batches.setdefault(tier.kind, []).append(Transfer(page, source, target, load, place))
-        self._loading_bytes += load.num_open * self._device.page_bytes
-        self._loads.append(load)
-        for tier in self.tiers:
-            if tier.kind in batches:
-                self._submit(tier, self._device, batches[tier.kind])
-        return load
+        return self.up.load(pages, blocks)
+
+    def probe(self, tier: LowerTier, keys: Sequence[ContentKey]) -> Probe:
+        """Asks a tier about keys it does not know; the answer is in its books once the probe is done."""
+        return self.up.probe(tier, keys)
+
+    @property
+    def watcher(self) -> LoadWatcher | None:
+        """Is told of each page that comes up."""
+        return self.up.watcher
+
+    @watcher.setter
+    def watcher(self, watcher: LoadWatcher | None) -> None:
+        self.up.watcher = watcher
 
     def came_up(self, keys: Sequence[ContentKey]) -> None:
         """The device has published these pages: exclusive tiers drop theirs."""
@@ -294,31 +276,16 @@ class Migration:
             if tier.is_exclusive:
                 tier.forget(keys)
 
-    def _hold_lower(self, key: ContentKey) -> tuple[LowerTier, Slot] | None:
-        """The nearest tier that has a page and may be read, and its slot."""
-        for tier in self.tiers:
-            if tier.contains(key) and (slot := tier.prepare_load(key)) is not None:
-                return tier, slot
-        return None
-
-    def probe(self, tier: LowerTier, keys: Sequence[ContentKey]) -> Probe:
-        """Asks a tier about keys it does not know; the answer is in its books once the probe is done."""
-        deadline = float("inf") if self._load_deadline is None else self._clock() + self._load_deadline
-        probe = Probe(tier, list(keys), deadline)
-        self._probes.append(probe)
-        self._mover.submit(f"{tier.name} load", probe)
-        return probe
-
     # -- the border of a step -----------------------------------------------------------------------------------
 
     def collect(self) -> None:
         """Completes what has ended. Waits for nothing."""
-        self._complete(self._mover.collect())
+        self._complete(self.moves.collect())
 
     def wait(self, timeout: float, *, idle: bool = False) -> None:
         """Waits up to ``timeout`` seconds for something to end, and completes it."""
         begin = self._clock()
-        jobs = self._mover.collect(timeout)
+        jobs = self.moves.collect(timeout)
         if idle:
             self._idle_seconds += self._clock() - begin
         else:
@@ -328,65 +295,20 @@ class Migration:
     def _complete(self, jobs: Iterable[object]) -> None:
         for job in jobs:
             if isinstance(job, Probe):
-                self._complete_probe(job)
+                self.up.complete_probe(job)
             elif isinstance(job, Move):
                 self._complete_move(job)
-        now = self._clock()
-        for load in self._loads:
-            if now > load.deadline and not load.is_late and not load.is_done:
-                self._blame_late(load)
-        for probe in self._probes:
-            if now > probe.deadline:
-                probe.is_done = True
-                probe.tier.blame("a question was not answered in time")
-                probe.tier.learn(probe.keys, None)
-        self._loads = [load for load in self._loads if not load.is_done]
-        self._probes = [probe for probe in self._probes if not probe.is_done]
+        self.up.blame_the_late()
         for tier in self.tiers:
             tier.tick()
-
-    def _complete_probe(self, probe: Probe) -> None:
-        if probe.is_done:
-            return  # too late: its tier was told so
-        probe.is_done = True
-        if probe.error is not None:
-            probe.tier.blame(f"a question failed: {probe.error}")
-        probe.tier.learn(probe.keys, None if probe.error is not None else probe.found)
-
-    def _blame_late(self, load: Load) -> None:
-        load.is_late = True
-        self._late += 1
-        for tier in self.tiers:
-            if any(move.source is tier and move.has_load(load) for move in self._open.values()):
-                tier.blame("a load did not come back in time")
 
     def _complete_move(self, move: Move) -> None:
         move.spread_error()
         if move.target is self._device:
-            self._complete_loads(move)
-            del self._open[id(move)]
+            self.up.complete(move)
+            self.moves.ended(move)
         else:
             self._complete_demotions(move, self._place(move.target))
-
-    def _complete_loads(self, move: Move) -> None:
-        source, now = self.tiers[self._place(move.source)], self._clock()
-        for transfer in move.transfers:
-            load, error = transfer.load, transfer.error
-            assert load is not None
-            source.complete_load(transfer.source, error)
-            if error is None and (history := source.history(transfer.page.key)) is not None:
-                load.histories[load.blocks[transfer.place]] = history
-            if error is None and self.watcher is not None:
-                self.watcher.loaded(transfer.page, source.kind, load.blocks[transfer.place])
-            load.errors[transfer.place] = error
-            load.num_open -= 1
-            load.tier_ended[source.kind] = now
-            if load.is_done:
-                load.ended = now
-        came = [transfer.page.key for transfer in move.transfers if transfer.error is None]
-        source.touch(came)  # after their histories were read, which are from before this use
-        self._promoted[source.kind] += len(came)
-        self._loading_bytes -= len(move.transfers) * self._device.page_bytes
 
     def _complete_demotions(self, move: Move, at: int) -> None:
         for transfer in move.transfers:
@@ -394,7 +316,7 @@ class Migration:
             if move.source is not self._device:
                 fault = transfer.error if transfer.is_fault_of_source else None
                 self.tiers[self._place(move.source)].complete_load(transfer.source, fault)
-        del self._open[id(move)]
+        self.moves.ended(move)
         if move.source is self._device:  # last, for whoever hears of it may drop the block, and then ask who has it
             self._device.let_go([transfer.source for transfer in move.transfers])
         if at + 1 < len(self.tiers):
@@ -415,23 +337,14 @@ class Migration:
     def _place(self, tier: object) -> int:
         return next(at for at, each in enumerate(self.tiers) if each is tier)
 
-    def _submit(
-        self, source: DevicePages | LowerTier, target: DevicePages | LowerTier, transfers: list[Transfer]
-    ) -> None:
-        lane = f"{source.name} load" if target is self._device else f"{target.name} store"
-        for at in range(0, len(transfers), self._batch_pages):
-            move = Move(source, target, transfers[at : at + self._batch_pages])
-            self._open[id(move)] = move
-            self._mover.submit(lane, move)
-
     # -- the end ------------------------------------------------------------------------------------------------
 
     def drain(self, seconds: float) -> bool:
         """Waits until nothing moves any more, at most ``seconds``. Whether that was reached."""
         stop_at = self._clock() + seconds
-        while self._mover.num_open and (left := stop_at - self._clock()) > 0:
+        while self.moves.num_jobs and (left := stop_at - self._clock()) > 0:
             self.wait(min(_PATIENCE, left))
-        return self._mover.num_open == 0
+        return self.moves.num_jobs == 0
 
     def flush(self, resident: Sequence[tuple[Page, int]], seconds: float) -> None:
         """Copies what only the device and passing tiers have to a tier that outlives the process, as far as there is
@@ -447,7 +360,7 @@ class Migration:
             accepted = set(self._send_down(blocks.items(), range(first, len(self.tiers))))
             blocks = {page: block for page, block in blocks.items() if block not in accepted}
             passing = {at: self._pass_on(at, pages, first) for at, pages in passing.items()}
-            if not self._mover.num_open:
+            if not self.moves.num_jobs:
                 return  # all is there, or nothing takes it
             self.wait(min(_PATIENCE, stop_at - self._clock()))
 
@@ -460,22 +373,22 @@ class Migration:
         """
         stop_at = self._clock() + seconds
         self.drain(seconds)
-        self._mover.close(max(0.0, stop_at - self._clock()))
-        busy = {id(end) for move in self._open.values() for end in (move.source, move.target)}
-        busy |= {id(probe.tier) for probe in self._probes}
+        self.moves.mover.close(max(0.0, stop_at - self._clock()))
+        busy = {id(end) for move in self.moves for end in (move.source, move.target)}
+        busy |= {id(tier) for tier in self.up.asked}
         for tier in self.tiers:
             if id(tier) not in busy:
                 tier.close()
 
     def check(self) -> None:
         """Raises InvariantError unless the bytes counted as moving are those of the open transfers (I18, I19)."""
-        moves = list(self._open.values())
+        moves = list(self.moves)
         down = [transfer.page.key for move in moves if move.target is not self._device for transfer in move.transfers]
         up = sum(len(move.transfers) for move in moves if move.target is self._device)
         if len(set(down)) < len(down) or set(down) != self._sinking:
             raise InvariantError("I18: a page moves down twice, or it is not known which pages do")
         size = self._device.page_bytes
-        if (up * size, len(down) * size) != (self._loading_bytes, self._demoting_bytes):
+        if (up * size, len(down) * size) != (self.up.moving_bytes, self._demoting_bytes):
             raise InvariantError("I19: the bytes that move are counted wrong")
         for tier in self.tiers:
             tier.check()

@@ -87,7 +87,7 @@ def feed_of(server: Serving) -> FrameFeed:
 
 
 def eventually(is_so: Callable[[], bool]) -> bool:
-    stop_at = time.monotonic() + 10
+    stop_at = time.monotonic() + 60
     while not is_so() and time.monotonic() < stop_at:
         time.sleep(0.01)
     return is_so()

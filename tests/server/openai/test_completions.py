@@ -123,6 +123,14 @@ def test_approximate_attention_is_named(api: openai.OpenAI, name: str) -> None:
     usage = api.completions.create(**asked, extra_body={"attend": "sinks-and-window:window=64,sinks=4"}).usage
     assert usage is not None
     assert usage.model_dump()["attention"].startswith("sinks-and-window:")
+    assert "skipped_mass" not in usage.model_dump()
+    asked |= {"prompt": list(range(5, 155)), "extra_body": {"attend": "selective:budget=32,sinks=1,recent=1"}}
+    usage = api.completions.create(**asked).usage
+    assert usage is not None
+    said = usage.model_dump()
+    assert (said["attention"], said["selective_steps"]) == ("selective:budget=32,sinks=1,recent=1,reuse=1", 1)
+    assert 0 < said["skipped_mass"] < 1
+    assert said["digest_bytes"] > said["kept_row_bytes"] == 0
 
 
 @pytest.mark.parametrize("field", ["user", "metadata", "store", "service_tier"])

@@ -98,7 +98,7 @@ def load(store: RemoteStore, number: int) -> np.ndarray | TierError | None:
 
 def fail_with(store: RemoteStore, expected: type[TierError], kind: str) -> None:
     """Each load fails, each is counted, and then the tier is skipped."""
-    store._deadline = DEADLINE if expected is TooLate else LONG
+    store._calls.deadline = DEADLINE if expected is TooLate else LONG
     for number in PAGES:
         assert store.statistics().state == "ok"
         assert type(load(store, number)) is expected
@@ -111,7 +111,7 @@ def fail_with(store: RemoteStore, expected: type[TierError], kind: str) -> None:
 
 def recover(store: RemoteStore, clock: Hand) -> None:
     """After its wait the tier is asked again, and has all that it had."""
-    store._deadline = LONG
+    store._calls.deadline = LONG
     clock.now += 6  # longer than the breaker's wait, and than a missed page counts as absent
     store.tick()
     asked = [key(number) for number in PAGES]
@@ -142,23 +142,23 @@ def test_a_connection_that_fails(
 
 
 def test_stores_fail_in_time_too(remote: Remote, store: RemoteStore, clock: Hand) -> None:
-    store._deadline = DEADLINE
+    store._calls.deadline = DEADLINE
     for fault in ("silent", "drip"):
         remote.proxy.set(fault)
         assert [type(error) for error in store_pages(store, [11, 12])] == [TooLate, TooLate]
         assert not store.contains(key(11))
-    store._deadline = LONG
+    store._calls.deadline = LONG
     remote.proxy.set("")
     assert store_pages(store, [11, 12]) == [None, None]
 
 
 def test_questions_fail_in_time_too(remote: Remote, store: RemoteStore, clock: Hand) -> None:
-    store._deadline = DEADLINE
+    store._calls.deadline = DEADLINE
     for fault in ("silent", "drip"):
         remote.proxy.set(fault)
         with pytest.raises(TooLate):
             store.probe([key(21), key(22)])
-    store._deadline = LONG
+    store._calls.deadline = LONG
     remote.proxy.set("")
     assert store.probe([key(1), key(22)]) == [True, False]
 
@@ -219,7 +219,7 @@ def test_a_store_that_lies(
 ) -> None:
     lies = [lie(remote, number) for number in PAGES]
     assert remote.direct.put_many([name(number) for number in PAGES], lies, LONG) == [None] * len(PAGES)
-    store._deadline = LONG
+    store._calls.deadline = LONG
     for number in PAGES:
         assert isinstance(load(store, number), WrongContent)
     statistics = store.statistics()

@@ -67,7 +67,7 @@ class ChatChoices:
             if is_plain and reason is None:
                 if said.text:
                     yield chunks.text(index, said.text)
-            elif reason not in (FinishReason.ERROR, FinishReason.CANCELLED):
+            else:
                 yield chunks.of(self._piece(index, said, came))
 
     def _held(self, index: int, text: str, *, is_last: bool) -> Said:

@@ -4,7 +4,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from kvpager.engine.detokenizer import Detokenizer
-from kvpager.engine.request import Completion, FinishReason, TokenEvent
+from kvpager.engine.request import Completion, TokenEvent
 from kvpager.engine.sampling import SampledToken
 from kvpager.server.answer import Answer
 from kvpager.server.openai.completion_request import CompletionRequest
@@ -86,8 +86,6 @@ class CompletionChoices:
         for choice, came in by_choice(batch.events):
             text = came[0].text if len(came) == 1 else "".join([each.text for each in came])
             index, reason = self._index(batch.prompt, choice), came[-1].finish_reason
-            if reason in (FinishReason.ERROR, FinishReason.CANCELLED):
-                continue
             if index not in self._lengths:
                 self._lengths[index] = len(self._echoes[batch.prompt])
                 if self._body.echo:

@@ -59,9 +59,11 @@ async def complete(
     if body.wants_stream:
         chunks = Chunks(base, with_text, usage=body.wants_usage_chunk)
         last = partial(usage_chunk, service, answers, chunks) if body.wants_usage_chunk else None
-        return Stream(
-            events(answers, partial(choices.speak, chunks), last=last), answers, service.options.drain_seconds
+        takes_time = body.echo and body.logprobs is not None  # for a long prompt
+        said = events(
+            answers, partial(choices.speak, chunks), last=last, off_loop=service.off_loop if takes_time else None
         )
+        return Stream(said, answers, service.options.drain_seconds)
     found = await completions(request, answers)
 
     def whole() -> list[dict[str, Any]]:

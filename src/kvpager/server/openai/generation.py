@@ -79,11 +79,11 @@ def check_ending(answer: Answer, reason: FinishReason | None) -> None:
         raise ApiError(503, "the server ended this request; try again", code="cancelled", retry_after=2)
 
 
-async def batches(answers: Sequence[Answer]) -> AsyncIterator[Batch]:
-    """What comes, until all have ended. Raises what ``Answer.events`` raises."""
+async def batches(answers: Sequence[Answer]) -> AsyncIterator[Sequence[Batch]]:
+    """What came together, until all have ended. Raises what ``Answer.events`` raises, after all that came before."""
     if len(answers) == 1:
         async for events in answers[0].events():
-            yield Batch(0, events)
+            yield (Batch(0, events),)
         return
     queue: asyncio.Queue[Batch | Exception | None] = asyncio.Queue()
 
@@ -99,13 +99,15 @@ async def batches(answers: Sequence[Answer]) -> AsyncIterator[Batch]:
     try:
         left = len(tasks)
         while left:
-            news = await queue.get()
-            if isinstance(news, Exception):
-                raise news
-            if news is None:
-                left -= 1
-            else:
-                yield news
+            news = [await queue.get()]
+            while not queue.empty():
+                news.append(queue.get_nowait())
+            if came := [each for each in news if isinstance(each, Batch)]:
+                yield came
+            for each in news:
+                if isinstance(each, Exception):
+                    raise each
+            left -= news.count(None)
     finally:
         for task in tasks:
             task.cancel()

@@ -10,6 +10,7 @@ Chunks of one choice differ in a text only: the rest is written once.
 import json
 import logging
 from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -17,7 +18,7 @@ from sse_starlette import EventSourceResponse
 from sse_starlette.sse import SendTimeoutError
 from starlette.types import Receive, Scope, Send
 
-from kvpager.engine.request import TokenEvent
+from kvpager.engine.request import FinishReason, TokenEvent
 from kvpager.errors import KVPagerError
 from kvpager.server.answer import Answer
 from kvpager.server.errors import ApiError, as_api_error
@@ -74,13 +75,14 @@ async def events(
     try:
         if first:
             yield first
-        async for batch in batches(answers):
-            said = _said(speak, batch) if off_loop is None else await off_loop.run(partial(_said, speak, batch))
+        async for came in batches(answers):
+            said = _said(speak, came) if off_loop is None else await off_loop.run(partial(_said, speak, came))
             if said:
                 yield said
-            for each in batch.events:
-                if each.finish_reason is not None:
-                    check_ending(answers[batch.prompt], each.finish_reason)
+            for batch in came:
+                for each in batch.events:
+                    if each.finish_reason is not None:
+                        check_ending(answers[batch.prompt], each.finish_reason)
         yield (b"" if last is None else last()) + DONE
     except ApiError as error:
         yield event(error.body())
@@ -88,17 +90,27 @@ async def events(
         yield event(as_api_error(error).body())
 
 
-def _said(speak: Callable[[Batch], Iterable[bytes]], batch: Batch) -> bytes:
-    return b"".join(speak(batch))
+def _said(speak: Callable[[Batch], Iterable[bytes]], came: Sequence[Batch]) -> bytes:
+    return b"".join([chunk for batch in came for chunk in speak(batch)])
 
 
 def by_choice(came: Sequence[TokenEvent]) -> Iterable[tuple[int, Sequence[TokenEvent]]]:
-    if len(came) == 1:  # as a rule
+    """What belongs to each choice's answer. An ending that is a failure does not: it is told of as an error, later."""
+    if len(came) == 1 and came[0].finish_reason is None:  # as a rule
         return ((came[0].choice, came),)
     found: dict[int, list[TokenEvent]] = {}
     for each in came:
-        found.setdefault(each.choice, []).append(each)
+        if (told := _told(each)) is not None:
+            found.setdefault(each.choice, []).append(told)
     return found.items()
+
+
+def _told(event: TokenEvent) -> TokenEvent | None:
+    if event.finish_reason is FinishReason.ERROR:  # its token, if it has one, became no text
+        return None
+    if event.finish_reason is FinishReason.CANCELLED:  # what was held back until then is its text
+        return replace(event, finish_reason=None) if event.text else None
+    return event
 
 
 class Chunks:

@@ -5,6 +5,7 @@ from typing import Any
 
 from kvpager.engine.faults import NO_FAULTS
 from kvpager.engine.request import Completion
+from kvpager.engine.selection import NO_SELECTION
 from kvpager.server.answer import Answer
 from kvpager.server.openai.streaming import Chunks
 from kvpager.server.service import Service
@@ -36,6 +37,14 @@ def _exceptions(every: Sequence[Completion]) -> dict[str, Any]:
     attention = sorted({choice.attention for choice in every} - {"exact"})
     if attention:
         said["attention"] = ", ".join(attention)
+    selection = sum((choice.selection for choice in every), NO_SELECTION)
+    if selection.skipped_mass is not None:
+        said |= {
+            "selective_steps": selection.steps,
+            "skipped_mass": round(selection.skipped_mass, 6),
+            "digest_bytes": selection.digest_bytes,
+            "kept_row_bytes": selection.kept_row_bytes,
+        }
     oversized = [choice for choice in every if choice.is_oversized]
     if oversized:
         faults = sum((choice.faults for choice in oversized), NO_FAULTS)

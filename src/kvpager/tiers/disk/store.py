@@ -9,24 +9,25 @@ Opening, ``refresh``, ``sync``, ``check`` and ``close`` read or write files; not
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from hashlib import sha256
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from kvpager.errors import ConfigError, InvariantError, TierError, TierFull, WrongContent
+from kvpager.errors import ConfigError, InvariantError, TierError, WrongContent
 from kvpager.eviction.policy import EvictionPolicy, History
-from kvpager.tiers.disk.contents import Contents, FoundSlab, by_age, keys_of, read_contents
+from kvpager.tiers.disk.breakers import Breakers
+from kvpager.tiers.disk.contents import Contents, read_contents
 from kvpager.tiers.disk.extents import Extents, Place
-from kvpager.tiers.disk.faults import describe_full, word
+from kvpager.tiers.disk.faults import word
 from kvpager.tiers.disk.files import Files, SystemFiles
 from kvpager.tiers.disk.folder import Folder
 from kvpager.tiers.disk.format import BLOCK, Shape
+from kvpager.tiers.disk.found_pages import found_pages
+from kvpager.tiers.disk.growth import Growth
 from kvpager.tiers.disk.payload import PayloadCodec
 from kvpager.tiers.disk.slab import Slab
 from kvpager.tiers.disk.transfer import Transfers
 from kvpager.tiers.disk.worker import Worker, place_of
-from kvpager.tiers.health import Health
 from kvpager.tiers.slot_book import SlotBook
 from kvpager.tiers.tier import Page, Slot, TierStatistics, TierUsage, TransferCounts
 from kvpager.tiers.watcher import TierWatcher, why_unreadable
@@ -88,9 +89,7 @@ class DiskStore:
         self._folder = Folder(
             files or SystemFiles(), folder, capacity_bytes, read_only=read_only, allow_shared=allow_shared
         )
-        self._health = Health(clock)
-        self._growth = Health(clock, failures_to_open=1)  # not ok: no slab can be made
-        self._writes = Health(clock, failures_to_open=1)  # not ok: the slabs that are there can't be written
+        self._breakers = Breakers(clock)
         self._stored, self._loaded = TransferCounts(), TransferCounts()
         self._failures: Counter[str] = Counter()
         self._refused = self._declined = self._quarantined = 0
@@ -123,17 +122,20 @@ class DiskStore:
 
     def _adopt(self, contents: Contents) -> None:
         """Makes the books of what was found."""
-        slabs = [found.slab for found in contents.slabs]
+        slabs, self._extents = [found.slab for found in contents.slabs], Extents()
         self._worker = Worker(self._folder, self._transfers, self._encoding, self._direct, slabs, self._clock)
-        self._extents = Extents()
         firsts = [self._extents.add(slab.shape.slots, slab).first for slab in slabs]
         if not self._folder.read_only:
             room = self._folder.capacity - self._folder.held + self._folder.spare_bytes
             self._extents.plan(room, self._folder.capacity, self._transfers.slot_bytes)
         self._book = SlotBook(0, self._make_policy(0))
         self._book.grow(self._extents.num_slots)
+        self._growth = Growth(self._extents, self._book, self._breakers.growth)
         self.watch(self._watcher)
-        self._adopt_pages(contents.slabs, firsts)
+        pages = found_pages(contents.slabs, firsts, self._identity)
+        self._make_stale(pages.older)
+        self._book.adopt_all(pages.slots, pages.pages)
+        self._transfers.start_after(pages.newest)
         self._quarantined += contents.quarantined
         self._failures.update(contents.failures)
         for found in contents.slabs:
@@ -141,27 +143,6 @@ class DiskStore:
                 self._quarantined += len(found.damaged)
                 self._failures["header"] += len(found.damaged)
                 self._worker.stale.update((found.slab, slot) for slot in found.damaged.tolist())
-
-    def _adopt_pages(self, slabs: list[FoundSlab], firsts: list[int]) -> None:
-        """The first generations are the first to go. Of two entries with one key the newer counts.
-
-        Pages of another identity keep their slots under names that nobody asks for.
-        """
-        keys = [keys_of(found, "key") for found in slabs]
-        parents = [keys_of(found, "parent") for found in slabs]
-        identities = [keys_of(found, "identity") for found in slabs]
-        places = [(first + found.slots).tolist() for first, found in zip(firsts, slabs, strict=True)]
-        pages: dict[ContentKey, tuple[int, Page]] = {}
-        for number, at in by_age(slabs):
-            key, parent, identity = keys[number][at], parents[number][at], identities[number][at]
-            if identity != self._identity:
-                key, parent = _stranger(identity, key), _stranger(identity, parent)
-            older = pages.pop(key, None)  # taken out, so that the order is that of the newer
-            if older is not None:
-                self._make_stale([older[0]])
-            pages[key] = (places[number][at], Page(key, parent))
-        self._book.adopt_all([slot for slot, _ in pages.values()], [page for _, page in pages.values()])
-        self._transfers.start_after(max((found.newest for found in slabs), default=-1))
 
     # -- questions ----------------------------------------------------------------------------------------------
 
@@ -171,7 +152,7 @@ class DiskStore:
 
     def contains(self, key: ContentKey) -> bool | None:
         """While the disk fails, nothing: whoever asks looks further down, or computes."""
-        return self._book.contains(key) and not self._health.is_open
+        return self._book.contains(key) and not self._breakers.disk.is_open
 
     def probe(self, keys: Sequence[ContentKey]) -> list[bool]:
         return [bool(self.contains(key)) for key in keys]
@@ -196,7 +177,8 @@ class DiskStore:
         if self._book.declines(page):
             self._declined += 1
             return None
-        index = self._book.prepare_store(page) if self._takes_writes() else None
+        takes_writes = not self._folder.read_only and self._breakers.allows_write()
+        index = self._book.prepare_store(page) if takes_writes else None
         if index is None:
             self._refused += 1
             return None
@@ -204,9 +186,6 @@ class DiskStore:
         if extent.slab is not None:
             self._worker.stale.discard((extent.slab, index - extent.first))
         return Slot(page.key, index, place=Place(extent, page.parent))
-
-    def _takes_writes(self) -> bool:
-        return not self._folder.read_only and self._writes.allows() and self._health.allows()
 
     def complete_store(self, slot: Slot, error: TierError | None) -> None:
         place = place_of(slot)
@@ -217,33 +196,18 @@ class DiskStore:
         if error is None:
             self._stored.pages += 1
             self._stored.bytes += self.page_bytes
-            self._health.succeeded()
-            self._writes.succeeded()
+            self._breakers.stored()
             return
         self._stored.failed += 1
         if place.was_tried:
             self._failures[word(error)] += 1
-            self._blame_for_store(place, error)
-
-    def _blame_for_store(self, place: Place, error: TierError) -> None:
-        if isinstance(error, WrongContent):
-            return  # it came so
-        if not isinstance(error, TierFull):
-            self._health.failed(str(error))
-        elif place.used is not None:
-            self._writes.failed(str(error))
-        elif place.extent.slab is None:
-            self._stop_growing(str(error))
-
-    def _stop_growing(self, reason: str) -> None:
-        self._growth.failed(reason)
-        for extent in self._extents.planned():
-            self._book.withdraw(extent.slots)
+            if self._breakers.blame_for_store(place, error):
+                self._growth.stop(str(error))
 
     # -- loads --------------------------------------------------------------------------------------------------
 
     def prepare_load(self, key: ContentKey) -> Slot | None:
-        if not self.contains(key) or not self._health.allows():
+        if not self.contains(key) or not self._breakers.disk.allows():
             return None
         index = self._book.prepare_load(key)
         return None if index is None else Slot(key, index, place=Place(self._extents.of(index)))
@@ -253,7 +217,7 @@ class DiskStore:
         if error is None:
             self._loaded.pages += 1
             self._loaded.bytes += self.page_bytes
-            self._health.succeeded()
+            self._breakers.disk.succeeded()
         else:
             self._note_failed_load(slot.key, error, was_tried=place_of(slot).was_tried)
         self._book.complete_load(slot.index)
@@ -267,7 +231,7 @@ class DiskStore:
             self._quarantined += 1
             self._make_stale(dropped)
         elif was_tried:
-            self._health.failed(str(error))
+            self._breakers.disk.failed(str(error))
 
     def _empty_if_idle(self, index: int) -> None:
         if index in self._doomed and not self._book.is_busy(index):
@@ -338,24 +302,10 @@ class DiskStore:
         """Takes over what workers found out: that parts came; slabs made, made shorter than planned, or lost."""
         if self._has_answered:
             self._has_answered = False
-            self._health.succeeded()
-        for extent in list(self._extents):
-            slab = extent.slab
-            if slab is not None and slab.lost:
-                self._failures[f"slab {slab.lost}"] += 1
-                self._book.forget_slots(extent.slots)
-                self._lost.append(slab)
-                extent.slab, extent.is_settled = None, False
-            elif slab is not None and not extent.is_settled:
-                extent.is_settled = True
-                if slab.shape.slots < extent.count:
-                    self._extents.shorten(extent)
-                    self._stop_growing("ENOSPC: a slab became shorter than it was planned")
-                else:
-                    self._growth.succeeded()
-                    self._book.restore(range(self._extents.num_slots))
-        if self._growth.state != "ok" and (planned := self._extents.planned()) and self._growth.allows():
-            self._book.restore(planned[0].slots)  # the trial
+            self._breakers.disk.succeeded()
+        for slab in self._growth.tick():
+            self._failures[f"slab {slab.lost}"] += 1
+            self._lost.append(slab)
         if self._lost and not self._book.num_moving and not self._held:
             for slab in self._lost:
                 slab.close()
@@ -366,7 +316,7 @@ class DiskStore:
         self._book.watch(watcher)
 
     def blame(self, reason: str) -> None:
-        self._health.failed(reason)
+        self._breakers.disk.failed(reason)
 
     # -- bytes, in worker threads -------------------------------------------------------------------------------
 
@@ -400,12 +350,7 @@ class DiskStore:
 
     @property
     def state(self) -> str:
-        if self._health.state != "ok":
-            return self._health.state
-        for each in (self._writes, self._growth):
-            if each.state != "ok":
-                return describe_full(each.state.removeprefix("failing: "))
-        return "ok"
+        return self._breakers.state
 
     def statistics(self) -> TierStatistics:
         return TierStatistics(
@@ -453,7 +398,3 @@ class DiskStore:
         for slab in self._lost:
             slab.close()
         self._folder.leave()
-
-
-def _stranger(identity: ContentKey, key: ContentKey) -> ContentKey:
-    return ContentKey(sha256(identity + key).digest())

@@ -11,16 +11,16 @@ tell.
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import count
-from queue import Empty, SimpleQueue
 
 import numpy as np
 
 from kvpager.errors import InvariantError, TierError, TierFull, WrongContent
 from kvpager.eviction.policy import History
 from kvpager.tiers.health import Health
-from kvpager.tiers.remote.object_format import HEADER_BYTES, ObjectFormat
+from kvpager.tiers.remote.calls import RemoteCalls, Ticket, ticket_of
+from kvpager.tiers.remote.object_format import ObjectFormat
 from kvpager.tiers.remote.object_store import ErrorReply, Missing, ObjectStore, TooLate, Unreachable
 from kvpager.tiers.remote.retry import Retry
 from kvpager.tiers.remote.verdicts import Verdicts
@@ -29,7 +29,6 @@ from kvpager.tiers.watcher import TierWatcher
 from kvpager.types import Clock, ContentKey, PageReason, TierKind
 
 _FULL_PAUSE = 5.0  # seconds without stores after the remote had no room
-_DELETES_AT_ONCE = 1000  # what S3 takes in one request
 
 _KINDS: dict[type[TierError], str] = {
     Unreachable: "unreachable",
@@ -41,22 +40,9 @@ _KINDS: dict[type[TierError], str] = {
 }
 
 
-@dataclass(slots=True)
-class _Ticket:
-    """``begun``: when the transfer was prepared. ``call``: names the request of the worker that it was part of."""
-
-    begun: float
-    call: object = None
-
-
-def _ticket(slot: Slot) -> _Ticket:
-    assert isinstance(slot.place, _Ticket)
-    return slot.place
-
-
 class RemoteStore:
-    """``prefix``: of all object names. ``deadline``: seconds that a call of a worker may take. ``max_moving``: pages
-    that may be under way in each direction."""
+    """``prefix``, ``deadline``: of the calls of workers (remote/calls.py). ``max_moving``: pages that may be under way
+    in each direction."""
 
     kind = TierKind.REMOTE
     name = "remote"
@@ -82,14 +68,11 @@ class RemoteStore:
     ) -> None:
         assert max_moving > 0
         self.page_bytes = object_format.page_bytes
-        self._objects = objects
-        self._format = object_format
+        self._calls = RemoteCalls(objects, object_format, clock, retry, prefix, deadline)
+        self._why_not_in_place = object_format.why_not_in_parts()
         self._clock = clock
-        self._retry = retry
         self._reading, self._writing = reading, writing
         self._verdicts = verdicts
-        self._prefix = prefix.encode("ascii")
-        self._deadline = deadline
         self._max_moving = max_moving
         self._numbers = count()
         self._storing: set[ContentKey] = set()
@@ -98,8 +81,6 @@ class RemoteStore:
         self._held: dict[int, Slot] = {}
         self._held_slot: dict[ContentKey, Slot] = {}  # the same, by key
         self._doomed: set[ContentKey] = set()  # forgotten while they are held
-        self._has_answered = False  # parts were read since the last tick
-        self._forgotten: SimpleQueue[ContentKey] = SimpleQueue()  # for workers to delete
         self._loads_fail = False  # the last one did
         self._last_blame = float("-inf")
         self._counted_call: object = None
@@ -180,7 +161,7 @@ class RemoteStore:
             self._verdicts.set_absent(key, PageReason.FAILED)
 
     def why_not_in_place(self) -> str:
-        return self._format.why_not_in_parts()
+        return self._why_not_in_place
 
     def hold(self, key: ContentKey) -> Slot | None:
         """What others drop is gone all the same; reading it then is an error."""
@@ -203,7 +184,7 @@ class RemoteStore:
         if key in self._doomed:
             self._doomed.remove(key)
             if not self._verdicts.get(key):  # not stored anew
-                self._forgotten.put(key)
+                self._calls.delete_later(key)
 
     def held(self, indices: np.ndarray) -> list[Slot]:
         return [self._held[index] for index in indices.tolist()]
@@ -233,7 +214,7 @@ class RemoteStore:
                 if key in self._holds:
                     self._doomed.add(key)
                 else:
-                    self._forgotten.put(key)
+                    self._calls.delete_later(key)
 
     def clear(self) -> int:
         """Drops the pages that this process knows of. What others stored, and it never asked about, stays."""
@@ -242,8 +223,8 @@ class RemoteStore:
         return len(known)
 
     def tick(self) -> None:
-        if self._has_answered:
-            self._has_answered = False
+        if self._calls.has_answered:
+            self._calls.has_answered = False
             self._reading.succeeded()
         self._verdicts.tick()
 
@@ -257,7 +238,7 @@ class RemoteStore:
         self._reading.failed(reason)
 
     def _slot(self, key: ContentKey) -> Slot:
-        return Slot(key, next(self._numbers), place=_Ticket(self._clock()))
+        return Slot(key, next(self._numbers), place=Ticket(self._clock()))
 
     def _is_answer(self, error: TierError | None) -> bool:
         """Whether the remote answered as it should, be it with a no. Counts errors."""
@@ -269,14 +250,14 @@ class RemoteStore:
         if not self._is_answer(error):
             self._loads_fail = True
             self._count_call(self._reading, slot, str(error))
-        elif _ticket(slot).begun <= self._last_blame:
+        elif ticket_of(slot).begun <= self._last_blame:
             self._loads_fail = True  # it came, but nobody waited for it any more
         else:
             self._loads_fail = False
             self._reading.succeeded()
 
     def _count_call(self, health: Health, slot: Slot, reason: str) -> None:
-        call = _ticket(slot).call
+        call = ticket_of(slot).call
         if call is None or call is not self._counted_call:
             self._counted_call = call
             health.failed(reason)
@@ -284,107 +265,18 @@ class RemoteStore:
     # -- bytes, in worker threads -------------------------------------------------------------------------------
 
     def probe(self, keys: Sequence[ContentKey]) -> list[bool]:
-        begin = self._clock()
-        self._delete_forgotten()
-        names = [self._object_name(key) for key in keys]
-
-        def ask(some: list[int], timeout: float) -> list[bool | TierError]:
-            return self._objects.exists_many([names[at] for at in some], timeout)
-
-        answers = self._retry.run(ask, len(names), self._left(begin))
-        for answer in answers:
-            if isinstance(answer, TierError):
-                raise answer
-        return [answer is True for answer in answers]
+        return self._calls.probe(keys)
 
     def read(self, slots: Sequence[Slot], into: Sequence[np.ndarray]) -> list[int | TierError]:
-        begin = self._clock()
-        names = self._sign(slots)
-
-        def ask(some: list[int], timeout: float) -> list[bytes | TierError]:
-            return self._objects.get_many([names[at] for at in some], self._format.max_bytes, timeout)
-
-        answers = self._retry.run(ask, len(names), self._left(begin))
-        found = [self._unwrap(*each) for each in zip(slots, answers, into, strict=True)]
-        self._loaded.seconds += self._clock() - begin
-        return found
+        return self._calls.read(slots, into)
 
     def read_parts(self, indices: np.ndarray, start: int, into: np.ndarray) -> list[TierError | None]:
         if reason := self.why_not_in_place():
             return [TierError(f"packed: {reason}")] * len(indices)
-        begin, size = self._clock(), into.shape[1]
-        names = self._sign(self.held(indices))
-
-        def ask(some: list[int], timeout: float) -> list[bytes | TierError]:
-            return self._objects.get_ranges([names[at] for at in some], HEADER_BYTES + start, size, timeout)
-
-        errors: list[TierError | None] = []
-        for answer, row in zip(self._retry.run(ask, len(names), self._left(begin)), into, strict=True):
-            if isinstance(answer, TierError):
-                errors.append(answer)
-            elif len(answer) != size:
-                errors.append(WrongContent("an object is shorter than a page"))
-            else:
-                row[:] = np.frombuffer(answer, np.uint8)
-                errors.append(None)
-        self._has_answered |= None in errors
-        return errors
+        return self._calls.read_parts(self.held(indices), start, into)
 
     def write(self, slots: Sequence[Slot], pages: Sequence[np.ndarray]) -> list[TierError | None]:
-        begin = self._clock()
-        names = self._sign(slots)
-        self._delete_forgotten()
-        wrapped = [self._wrap(slot, page) for slot, page in zip(slots, pages, strict=True)]
-        results: list[TierError | None] = [each if isinstance(each, TierError) else None for each in wrapped]
-        good = [(at, names[at], each) for at, each in enumerate(wrapped) if not isinstance(each, TierError)]
-
-        def ask(some: list[int], timeout: float) -> list[TierError | None]:
-            return self._objects.put_many([good[at][1] for at in some], [good[at][2] for at in some], timeout)
-
-        answers: list[TierError | None] = self._retry.run(ask, len(good), self._left(begin))
-        for (at, _, _), answer in zip(good, answers, strict=True):
-            results[at] = answer
-        self._stored.seconds += self._clock() - begin
-        return results
-
-    def _object_name(self, key: ContentKey) -> bytes:
-        return self._prefix + key.hex().encode("ascii")
-
-    def _sign(self, slots: Sequence[Slot]) -> list[bytes]:
-        """The names of a call's objects. Its slots learn that they were in it together."""
-        call = object()
-        for slot in slots:
-            _ticket(slot).call = call
-        return [self._object_name(slot.key) for slot in slots]
-
-    def _wrap(self, slot: Slot, page: np.ndarray) -> bytes | TierError:
-        try:
-            return self._format.wrap(slot.key, page, slot.checksum)
-        except TierError as error:
-            return error
-
-    def _unwrap(self, slot: Slot, answer: bytes | TierError, target: np.ndarray) -> int | TierError:
-        if isinstance(answer, TierError):
-            return answer
-        try:
-            return self._format.unwrap(slot.key, answer, target)
-        except TierError as error:
-            return error
-
-    def _left(self, begin: float) -> float:
-        """Seconds that a worker has for what it began to do at ``begin``."""
-        return max(0.001, begin + self._deadline - self._clock())
-
-    def _delete_forgotten(self) -> None:
-        """Best effort, in half the time of a call: what stays is found again by somebody, and is right."""
-        names: list[bytes] = []
-        try:
-            while len(names) < _DELETES_AT_ONCE:
-                names.append(self._object_name(self._forgotten.get_nowait()))
-        except Empty:
-            pass
-        if names:
-            self._objects.delete_many(names, self._deadline / 2)
+        return self._calls.write(slots, pages)
 
     # -- what it shows ------------------------------------------------------------------------------------------
 
@@ -416,8 +308,8 @@ class RemoteStore:
             state=self._state(),
             usage=self.usage(),
             pages=self._verdicts.num_there,
-            stored=replace(self._stored),
-            loaded=replace(self._loaded),
+            stored=replace(self._stored, seconds=self._calls.write_seconds),
+            loaded=replace(self._loaded, seconds=self._calls.read_seconds),
             refused=self._refused,
             quarantined=self._quarantined,
             failures=dict(self._failures),
@@ -434,5 +326,4 @@ class RemoteStore:
         for slot in list(self._held.values()):
             while slot.index in self._held:
                 self.let_go(slot)
-        self._delete_forgotten()
-        self._objects.close()
+        self._calls.close()
