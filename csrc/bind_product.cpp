@@ -14,7 +14,7 @@ namespace kv {
 namespace {
 
 constexpr int64_t THREAD_PRODUCTS = 1 << 17;  // fewer, and waking another thread costs more than it saves
-constexpr int64_t WIDENED_ALONE = 32;         // rows: as above
+constexpr int64_t PREPARED_ALONE = 32;         // rows: as above
 
 void check(bool is_right, const char* message) {
   if (!is_right) throw nb::value_error(message);
@@ -33,14 +33,14 @@ void product(const Matrix& x, const Matrix& w, const std::optional<Matrix>& bias
   const int threads = threads_for(x.rows * w.rows * w.columns, THREAD_PRODUCTS);
   nb::gil_scoped_release release;
   thread_local Floats buffer;
-  float* widened = buffer.grown(x.rows * kernels.widened_floats(w.columns, w.dtype));
+  float* prepared = buffer.grown(kernels.prepared_floats(x.rows, w.columns, w.dtype));
   const Matrix* added = bias ? &*bias : nullptr;
-#pragma omp parallel for num_threads(threads) schedule(static, 1) if (threads > 1 && x.rows >= WIDENED_ALONE)
+#pragma omp parallel for num_threads(threads) schedule(static, 1) if (threads > 1 && x.rows >= PREPARED_ALONE)
   for (int i = 0; i < threads; ++i)
-    kernels.widen(x, w.dtype, x.rows * i / threads, x.rows * (i + 1) / threads, widened);
+    kernels.prepare(x, w.dtype, x.rows * i / threads, x.rows * (i + 1) / threads, prepared);
 #pragma omp parallel for num_threads(threads) schedule(static, 1) if (threads > 1)
   for (int i = 0; i < threads; ++i)
-    kernels.run(widened, w, added, out, w.rows * i / threads, w.rows * (i + 1) / threads, {});
+    kernels.run(prepared, w, added, out, w.rows * i / threads, w.rows * (i + 1) / threads, {});
 }
 
 }  // namespace

@@ -8,9 +8,8 @@
 namespace kv {
 namespace {
 
-constexpr int64_t PIECES_PER_THREAD = 8;       // so that all end at about the same time
+constexpr int64_t KEY_PIECES = 8;              // of keys for each thread, so that all end at about the same time
 constexpr int64_t PIECE_PRODUCTS = 1 << 15;    // fewer are not worth asking for
-constexpr int64_t OUTPUTS = 48;                // pieces of outputs are multiples of it, for the products' sake
 constexpr int64_t OWN_ITEMS = 1 << 13;         // activations up to which each thread has its own stream
 constexpr int64_t GATE_BYTES = 1 << 18;        // of gate and up rows that a thread keeps close
 constexpr int64_t RUNS_PER_PIECE = 8;          // of quantized pages
@@ -18,11 +17,12 @@ constexpr int64_t RUNS_PER_PIECE = 8;          // of quantized pages
 int64_t rounded_up(int64_t value, int64_t step) { return (value + step - 1) / step * step; }
 
 // Outputs that a thread takes at once.
-int64_t outputs_per_piece(int64_t outputs, int64_t products_each, int threads) {
-  if (threads == 1) return outputs;
-  const int64_t even = (outputs + threads * PIECES_PER_THREAD - 1) / (threads * PIECES_PER_THREAD);
+int64_t outputs_per_piece(int64_t outputs, int64_t products_each, int threads, const ProductPieces& rule) {
+  const int64_t needed = (outputs + threads * rule.most - 1) / (threads * rule.most);
+  const int64_t turns = threads == 1 ? needed : std::max(rule.per_thread, needed);
+  const int64_t even = (outputs + threads * turns - 1) / (threads * turns);
   const int64_t least = (PIECE_PRODUCTS + products_each - 1) / products_each;
-  return std::min(outputs, rounded_up(std::max(even, least), OUTPUTS));
+  return std::min(outputs, rounded_up(std::max(even, least), rule.outputs));
 }
 
 Matrix rows_of(const Matrix& all, int64_t begin, int64_t end) {
@@ -69,16 +69,16 @@ Activations laid_out(const PassPlan& plan, int threads, Layout& layout) {
   const DType dtype = decoder.dtype();
   const int64_t rows = plan.rows, mixed = decoder.query_heads * decoder.head_dim;
   const int64_t kept = static_cast<int64_t>(plan.input->keep.size());
-  int64_t widened = 0;
+  int64_t prepared = 0;
   for (const int64_t inputs : {decoder.hidden(), mixed, decoder.gated()})
-    widened = std::max(widened, rows * product.widened_floats(inputs, dtype));
-  const int64_t widened_kept = kept * product.widened_floats(decoder.hidden(), dtype);
+    prepared = std::max(prepared, product.prepared_floats(rows, inputs, dtype));
+  const int64_t prepared_kept = product.prepared_floats(kept, decoder.hidden(), dtype);
   Activations at;
   for (int i = 0; i < (plan.is_split ? 1 : threads); ++i) {
     at.streams.push_back(
-        {layout.matrix(rows, decoder.hidden(), dtype), layout.matrix(rows, decoder.hidden(), dtype), layout.take(widened)});
+        {layout.matrix(rows, decoder.hidden(), dtype), layout.matrix(rows, decoder.hidden(), dtype), layout.take(prepared)});
     at.kept.push_back({layout.matrix(kept, decoder.hidden(), dtype), layout.matrix(kept, decoder.hidden(), dtype),
-                       layout.take(widened_kept)});
+                       layout.take(prepared_kept)});
   }
   for (int i = 0; i < threads; ++i)
     at.gate_up.push_back(layout.matrix(rows, 2 * plan.gate_columns, dtype).data);
@@ -106,17 +106,17 @@ class Pass {
       const bool narrows = plan_.narrows() && number + 1 == layers;
       normalise(layer.input_norm, pending);
       if (narrows) multiply_kept(layer.qkv);
-      else multiply(stream_.widened, layer.qkv, at_.qkv);
+      else multiply(stream_.prepared, layer.qkv, at_.qkv);
       place_keys(layer, plan_.writes[number], input_.groups[input_.group_of[number]]);
       if (narrows && plan_.kept.rows.empty()) return;
       attend(plan_.attention[number]);
       if (narrows) narrow();
-      widen(mixed_);
-      multiply(stream_.widened, layer.output, projected_);
+      prepare(mixed_);
+      multiply(stream_.prepared, layer.output, projected_);
       normalise(layer.post_norm, &projected_);
       gate(layer);
-      widen(gated_);
-      multiply(stream_.widened, layer.down, projected_);
+      prepare(gated_);
+      multiply(stream_.prepared, layer.down, projected_);
       pending = &projected_;
     }
     finish();
@@ -139,21 +139,22 @@ class Pass {
     const NormCall call{stream_.hidden, pending, norm.weight, stream_.normed, norm.epsilon};
     over_rows(stream_.hidden.rows, [&](int64_t begin, int64_t end) {
       elements_.rms_norm(call, begin, end);
-      product_.widen(stream_.normed, decoder_.dtype(), begin, end, stream_.widened);
+      product_.prepare(stream_.normed, decoder_.dtype(), begin, end, stream_.prepared);
     });
   }
 
-  void widen(const Matrix& rows) {
+  void prepare(const Matrix& rows) {
     over_rows(rows.rows, [&](int64_t begin, int64_t end) {
-      product_.widen(rows, decoder_.dtype(), begin, end, stream_.widened);
+      product_.prepare(rows, decoder_.dtype(), begin, end, stream_.prepared);
     });
   }
 
-  void multiply(const float* widened, const Linear& linear, const Matrix& out) {
+  void multiply(const float* prepared, const Linear& linear, const Matrix& out) {
     const Matrix& weight = linear.weight;
-    const int64_t step = outputs_per_piece(weight.rows, out.rows * weight.columns, member_.size());
+    const int64_t step = outputs_per_piece(weight.rows, out.rows * weight.columns, member_.size(),
+                                           product_.pieces(decoder_.dtype()));
     member_.share((weight.rows + step - 1) / step, [&](int64_t piece) {
-      product_.run(widened, weight, linear.bias ? &*linear.bias : nullptr, out, piece * step,
+      product_.run(prepared, weight, linear.bias ? &*linear.bias : nullptr, out, piece * step,
                    std::min(weight.rows, (piece + 1) * step), weights_of(weight, (piece + member_.size()) * step, step));
     });
     member_.meet();
@@ -174,7 +175,7 @@ class Pass {
 
   void multiply_part(const Linear& linear, int64_t begin, int64_t end, const Matrix& out, NextWeights next) {
     const Linear part = part_of(linear, begin, end);
-    product_.run(stream_.widened, part.weight, part.bias ? &*part.bias : nullptr, out, 0, end - begin, next);
+    product_.run(stream_.prepared, part.weight, part.bias ? &*part.bias : nullptr, out, 0, end - begin, next);
   }
 
   void gate(const DecoderLayer& layer) {
@@ -199,7 +200,7 @@ class Pass {
     const std::vector<TokenRun>& runs = group.slots->runs;
     const auto num_runs = static_cast<int64_t>(runs.size());
     const int heads = write.cache.kv_heads;
-    const bool are_few = num_runs < member_.size() * PIECES_PER_THREAD;
+    const bool are_few = num_runs < member_.size() * KEY_PIECES;
     const int at_once = are_few ? 1 : heads, parts = are_few ? heads : 1;
     const bool quantizes = is_quantized(write.cache.dtype);
     member_.share(num_runs * parts, [&](int64_t piece) {
@@ -258,7 +259,7 @@ class Pass {
   // K and V of all rows, queries of the kept ones.
   void multiply_kept(const Linear& qkv) {
     const int64_t queries = int64_t{decoder_.query_heads} * decoder_.head_dim, all = qkv.weight.rows;
-    multiply(stream_.widened, part_of(qkv, queries, all), columns_of(at_.qkv, queries, all));
+    multiply(stream_.prepared, part_of(qkv, queries, all), columns_of(at_.qkv, queries, all));
     const std::vector<int64_t>& kept = plan_.kept.rows;
     if (kept.empty()) return;
     const auto count = static_cast<int64_t>(kept.size());
@@ -266,9 +267,9 @@ class Pass {
     const Matrix found = rows_of(at_.mixed, 0, count);  // free until attention writes it
     over_rows(count, [&](int64_t begin, int64_t end) {
       for (int64_t r = begin; r < end; ++r) copy_row(stream_.normed, kept[r], normed, r);
-      product_.widen(normed, decoder_.dtype(), begin, end, kept_.widened);
+      product_.prepare(normed, decoder_.dtype(), begin, end, kept_.prepared);
     });
-    multiply(kept_.widened, part_of(qkv, 0, queries), found);
+    multiply(kept_.prepared, part_of(qkv, 0, queries), found);
     member_.split(count, [&](int64_t begin, int64_t end) {
       for (int64_t r = begin; r < end; ++r) copy_row(found, r, at_.qkv, kept[r]);
     });
@@ -302,9 +303,9 @@ class Pass {
         copy_row(projected_, plan_.kept.places[r], added, r);
       }
       elements_.rms_norm(call, begin, end);
-      product_.widen(kept_.normed, decoder_.dtype(), begin, end, kept_.widened);
+      product_.prepare(kept_.normed, decoder_.dtype(), begin, end, kept_.prepared);
     });
-    multiply(kept_.widened, {decoder_.head, std::nullopt}, input_.logits);
+    multiply(kept_.prepared, {decoder_.head, std::nullopt}, input_.logits);
   }
 
   const PassPlan& plan_;
@@ -325,9 +326,10 @@ void lay_out(PassPlan& plan, int threads, Floats& memory) {
   const int64_t widest = std::max(decoder.hidden(), decoder.gated());
   const int64_t most = std::max<int64_t>(plan.rows, static_cast<int64_t>(plan.input->keep.size()));
   plan.is_split = threads > 1 && most * widest > OWN_ITEMS;
-  const int64_t close = GATE_BYTES / (2 * plan.rows * item_bytes(decoder.dtype())) / OUTPUTS * OUTPUTS;
-  plan.gate_columns = std::min(outputs_per_piece(decoder.gated(), 2 * plan.rows * decoder.hidden(), threads),
-                               std::max(close, OUTPUTS));
+  ProductPieces pieces = KV_SELECT(product_kernels).pieces(decoder.dtype());
+  const int64_t close = GATE_BYTES / (2 * plan.rows * item_bytes(decoder.dtype()));
+  pieces.most = std::clamp(close, pieces.outputs, pieces.most);
+  plan.gate_columns = outputs_per_piece(decoder.gated(), 2 * plan.rows * decoder.hidden(), threads, pieces);
   Layout counted(nullptr);
   laid_out(plan, threads, counted);
   Layout layout(memory.grown(counted.floats()));

@@ -16,7 +16,7 @@ namespace kv {
 // than a barrier.
 struct Stream {
   Matrix hidden, normed;
-  float* widened;
+  float* prepared;
 };
 
 struct Activations {  // of all threads

@@ -19,14 +19,21 @@ struct NextWeights {
   int64_t bytes = 0;
 };
 
+// Into what a product is cut for several threads: pieces of each, so that all end at about the same time; and the outputs of
+// which a piece has a multiple, and the most of it.
+struct ProductPieces {
+  int64_t per_thread, outputs, most;
+};
+
 struct ProductKernels {
-  // x is first widened to fp32, each row into as many floats: in the order the product reads it, padded with zeros. That
-  // order depends on the number of rows.
-  int64_t (*widened_floats)(int64_t inputs, DType weights);
-  // Rows begin to end of all rows of a product; row r goes to `to` + r * widened_floats. `to` is aligned to 64 bytes.
-  void (*widen)(const Matrix& x, DType weights, int64_t begin, int64_t end, float* to);
+  // Rows are first brought into the form in which the product reads them. It depends on the number of rows, their width
+  // and the dtype of the weights, and takes so many floats.
+  int64_t (*prepared_floats)(int64_t rows, int64_t inputs, DType weights);
+  // Rows begin to end of all rows of a product, which are prepared in `to`. `to` is aligned to 64 bytes.
+  void (*prepare)(const Matrix& x, DType weights, int64_t begin, int64_t end, float* to);
+  ProductPieces (*pieces)(DType weights);
   // Outputs begin to end of all rows. REQUIRES: w is f32 or bf16; bias and out have its dtype; out has as many rows as x.
-  void (*run)(const float* widened, const Matrix& w, const Matrix* bias, const Matrix& out, int64_t begin, int64_t end,
+  void (*run)(const float* prepared, const Matrix& w, const Matrix* bias, const Matrix& out, int64_t begin, int64_t end,
               NextWeights next);
 };
 

@@ -4,7 +4,8 @@
 //   tile    up to MAX_ROWS rows: a piece of them stays in L1 while the panel's weights pass by
 //   block   the rows of the tile x `outputs_for` outputs: their sums are in registers
 //
-// Where rows are many, weights are packed first instead (product_packed.h).
+// Where rows are many, weights are packed first instead (product_packed.h); where the processor has matrix tiles, they
+// multiply bf16 (product_tiles.h).
 //
 // Every sum has a vector of its own, [lane] += x[i * VL + lane] * w[i * VL + lane] for i = 0, 1, ..., and its lanes are
 // added in one tree at the end. That depends on nothing but the number of inputs: where a row is cut into pieces, sums
@@ -13,6 +14,9 @@
 
 #include "fetch.h"
 #include "product_packed.h"
+#if defined(KV_ISA_amx)
+#include "product_tiles.h"
+#endif
 
 namespace kv::KV_ISA {
 namespace {
@@ -46,7 +50,7 @@ inline void keep_in_register([[maybe_unused]] vf& v) {
 
 // -- rows, widened ----------------------------------------------------------------------------------------------------
 
-int64_t widened_floats(int64_t inputs, DType) {
+int64_t widened_floats(int64_t inputs) {
   const int64_t floats = PackedShape{inputs}.row_lane_floats() * VL;
   return floats % ALIASES ? floats : floats + std::max(GROUP, 16);
 }
@@ -70,7 +74,7 @@ void widen_row(const uint8_t* x, int64_t inputs, float* to) {
 
 template <DType T>
 void widen_rows(const Matrix& x, int64_t begin, int64_t end, float* to) {
-  const int64_t floats = widened_floats(x.columns, T);
+  const int64_t floats = widened_floats(x.columns);
   const bool packs = pays_to_pack(x.rows, x.columns);
   float* const row = packs ? thread_scratch(floats) : nullptr;
   if (packs) std::memset(row, 0, floats * sizeof *row);
@@ -80,7 +84,24 @@ void widen_rows(const Matrix& x, int64_t begin, int64_t end, float* to) {
   }
 }
 
-void widen(const Matrix& x, DType weights, int64_t begin, int64_t end, float* to) {
+int64_t prepared_floats(int64_t rows, int64_t inputs, DType weights) {
+#if defined(KV_ISA_amx)
+  if (weights == DType::bf16) return tile_floats(rows, inputs);
+#endif
+  return rows * widened_floats(inputs);
+}
+
+ProductPieces pieces([[maybe_unused]] DType weights) {
+#if defined(KV_ISA_amx)
+  if (weights == DType::bf16) return {1, SIDE, 3 * SIDE * MOST_OUTPUTS};  // large ones: see the streams of product_tiles.h
+#endif
+  return {8, 48, int64_t{1} << 40};
+}
+
+void prepare(const Matrix& x, DType weights, int64_t begin, int64_t end, float* to) {
+#if defined(KV_ISA_amx)
+  if (weights == DType::bf16) return turn_rows(x, begin, end, reinterpret_cast<uint8_t*>(to));
+#endif
   if (weights == DType::f32) widen_rows<DType::f32>(x, begin, end, to);
   else widen_rows<DType::bf16>(x, begin, end, to);
 }
@@ -261,7 +282,7 @@ template <DType T>
 void run_all(const float* x, const Matrix& w, const Matrix* bias, const Matrix& out, int64_t begin, int64_t end,
              NextWeights next) {
   if (!out.rows) return;
-  const int64_t stride = widened_floats(w.columns, w.dtype);
+  const int64_t stride = widened_floats(w.columns);
   if (pays_to_pack(out.rows, w.columns)) return run_packed<T>(x, stride, w, bias, out, begin, end, next);
   const int64_t tiles = (out.rows + MAX_ROWS - 1) / MAX_ROWS;  // as equal as they can be
   const int streams = outputs_for(static_cast<int>(out.rows / tiles));
@@ -282,15 +303,19 @@ void run_all(const float* x, const Matrix& w, const Matrix* bias, const Matrix& 
   }
 }
 
-void run(const float* widened, const Matrix& w, const Matrix* bias, const Matrix& out, int64_t begin, int64_t end,
+void run(const float* prepared, const Matrix& w, const Matrix* bias, const Matrix& out, int64_t begin, int64_t end,
          NextWeights next) {
-  if (w.dtype == DType::f32) run_all<DType::f32>(widened, w, bias, out, begin, end, next);
-  else run_all<DType::bf16>(widened, w, bias, out, begin, end, next);
+#if defined(KV_ISA_amx)
+  if (w.dtype == DType::bf16)
+    return run_tiles(reinterpret_cast<const uint8_t*>(prepared), w, bias, out, begin, end);
+#endif
+  if (w.dtype == DType::f32) run_all<DType::f32>(prepared, w, bias, out, begin, end, next);
+  else run_all<DType::bf16>(prepared, w, bias, out, begin, end, next);
 }
 
 }  // namespace
 
 extern const ProductKernels product_kernels;
-const ProductKernels product_kernels = {widened_floats, widen, run};
+const ProductKernels product_kernels = {prepared_floats, prepare, pieces, run};
 
 }  // namespace kv::KV_ISA

@@ -44,11 +44,10 @@ def test_it_is_that_of_the_module(rows: int, has_bias: bool, dtype: torch.dtype)
 @pytest.mark.parametrize("isa", ["portable", "avx2", "avx512", "avx512_bf16", "amx"])
 def test_the_rule(monkeypatch: pytest.MonkeyPatch, isa: str) -> None:
     monkeypatch.setattr(native, "module", lambda: Kernels(isa))
-    multiplies_bf16 = isa in ("avx512_bf16", "amx")
-    assert few_rows() == (8 if multiplies_bf16 else 64)
+    assert few_rows() == (8 if isa in ("avx512_bf16", "amx") else 64)
     for dtype in DTYPES:
         assert is_native(few_rows(), dtype) == (dtype != torch.float16)
-    assert is_native(few_rows() + 1, torch.bfloat16) == (not multiplies_bf16)
+    assert is_native(few_rows() + 1, torch.bfloat16) == (isa != "avx512_bf16")
     assert is_native(few_rows() + 1, torch.float32) == (isa == "avx2")
     assert not is_native(few_rows() + 1, torch.float16)
 

@@ -4,8 +4,10 @@
     fp16       any                    torch's; the native one has no fp16
     fp32       any                    native with AVX2 and no more, where it comes nearer to the processor's peak
                up to ``few_rows()``   native elsewhere, above torch's
-    bf16       any                    native, where no instruction multiplies bf16: torch's takes several times as long
-               up to ``few_rows()``   native, where one does: reading the weights is all that takes time; above torch's
+    bf16       any                    native with matrix tiles (AMX), and where no instruction multiplies bf16: torch's takes
+                                      several times as long
+               up to ``few_rows()``   native, where only dot products do: reading the weights is all that takes time;
+                                      above torch's
 
 The native product has the same bits for a row in every batch, and both have the same bits for the same batch: so with
 batches that follow from a request alone (deterministic mode), a row's bits do too. Knows no layers.
@@ -20,13 +22,14 @@ from kvpager import native
 from kvpager.integrations.decoder_layers import Projection
 from kvpager.integrations.native_matrix import native_matrix
 
-_BF16_INSTRUCTIONS = ("avx512_bf16", "amx")  # instruction sets that have them
-_FEW_ROWS = {True: 8, False: 64}  # with and without such instructions
+_FEW_ROWS = {"avx512_bf16": 8, "amx": 8}  # by instruction set
+_FEW_ROWS_ELSEWHERE = 64
 
 
 def few_rows() -> int:
     """Rows up to which a product of fp32 or bf16 is native whatever the processor."""
-    return _FEW_ROWS[_multiplies_bf16(native.module())]
+    kernels = native.module()
+    return _FEW_ROWS_ELSEWHERE if kernels is None else _FEW_ROWS.get(kernels.isa(), _FEW_ROWS_ELSEWHERE)
 
 
 def is_native(rows: int, dtype: torch.dtype) -> bool:
@@ -34,8 +37,8 @@ def is_native(rows: int, dtype: torch.dtype) -> bool:
     kernels = native.module()
     if kernels is None or dtype not in (torch.float32, torch.bfloat16):
         return False
-    if dtype == torch.bfloat16 and not _multiplies_bf16(kernels):
-        return True
+    if dtype == torch.bfloat16:
+        return rows <= few_rows() or kernels.isa() != "avx512_bf16"
     return rows <= few_rows() or kernels.isa() == "avx2"
 
 
@@ -56,6 +59,3 @@ def matrix_product(rows: Tensor, projection: Projection, out: Tensor) -> None:
     else:
         torch.addmm(bias, rows, weight.t(), out=out)
 
-
-def _multiplies_bf16(kernels: Any) -> bool:
-    return kernels is not None and kernels.isa() in _BF16_INSTRUCTIONS

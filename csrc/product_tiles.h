@@ -1,0 +1,258 @@
+// The product of bf16 on matrix tiles, for any number of rows. Include only from product.isa.cpp.
+//
+//   weights   [16 outputs][32 inputs]: a tile, where they lie in memory
+//   rows      [group of 16][chunk of 32 inputs][16 pairs of inputs][16 rows] dwords: turned once, a tile each
+//   sums      [16 outputs][16 rows] floats, turned back when they are stored
+//
+// The 16 outputs of a tile are rows of weights far apart, and the next tile takes the rows behind them: so each of them is
+// a stream, and memory is read fastest in several (see Streams in product.isa.cpp). Outputs come in panels, whose weights
+// stay in L2 while all rows pass by, some groups at a time.
+//
+// A sum is a chain over the chunks, whatever the rows beside it: a row has the same bits in every batch. The unit takes
+// numbers below 2^-126 for zero.
+#pragma once
+
+#include <algorithm>
+
+#include "product_packed.h"
+#include "store.h"
+#include "tiles.h"
+
+namespace kv::KV_ISA {
+namespace {
+
+constexpr int SIDE = 16;                  // rows or outputs of a tile
+constexpr int CHUNK = 32;                 // inputs of a tile
+constexpr int64_t TILE_BYTES = 1024;
+constexpr int64_t TILE_SUMS = SIDE * SIDE;
+constexpr int64_t ROW_BYTES = CHUNK * sizeof(uint16_t);
+constexpr int64_t MOST_OUTPUTS = 16;      // of a stream
+constexpr int64_t NEAR_BYTES = 1 << 19;   // of rows that stay in L2 while panels pass by
+
+inline int64_t chunks_of(int64_t inputs) { return (inputs + CHUNK - 1) / CHUNK; }
+inline int64_t groups_of(int64_t rows) { return (rows + SIDE - 1) / SIDE; }
+
+inline int64_t tile_floats(int64_t rows, int64_t inputs) {
+  return groups_of(rows) * chunks_of(inputs) * (TILE_BYTES / static_cast<int64_t>(sizeof(float)));
+}
+
+// Rows begin to end of x, into tiles. Behind the last row of all, its group repeats it.
+inline void turn_rows(const Matrix& x, int64_t begin, int64_t end, uint8_t* to) {
+  const int64_t whole = x.columns / CHUNK, rest = x.columns % CHUNK, chunks = chunks_of(x.columns);
+  for (int64_t first = begin / SIDE * SIDE; first < end; first += SIDE) {
+    const uint8_t *at[SIDE], *lasts[SIDE];
+    uint16_t last[SIDE][CHUNK] = {};  // items behind the last whole chunk, and zeros: behind them in memory may be NaN
+    uint32_t mine = 0;                // columns of the group's tiles
+    for (int i = 0; i < SIDE; ++i) {
+      const int64_t row = std::clamp(first + i, begin, end - 1);
+      if (row == first + i || (row < first + i && end == x.rows)) mine |= 1u << i;
+      at[i] = x.row(row);
+      lasts[i] = reinterpret_cast<const uint8_t*>(last[i]);
+      std::memcpy(last[i], at[i] + whole * ROW_BYTES, rest * sizeof(uint16_t));
+    }
+    uint8_t* tile = to + first / SIDE * chunks * TILE_BYTES;
+    if (x.rows == 1) {  // dword by dword: nobody reads what lies between
+      for (int64_t chunk = 0; chunk < chunks; ++chunk, tile += TILE_BYTES) {
+        const uint8_t* const from = chunk < whole ? at[0] + chunk * ROW_BYTES : lasts[0];
+        each<SIDE>([&]<int i>() INLINED { std::memcpy(tile + i * ROW_BYTES, from + i * 4, 4); });
+      }
+      return;
+    }
+    for (int64_t chunk = 0; chunk < chunks; ++chunk, tile += TILE_BYTES) {
+      vu turned[SIDE];
+      load_turned(chunk < whole ? at : lasts, chunk < whole ? chunk * ROW_BYTES : 0, turned);
+      each<SIDE>([&]<int i>() INLINED { _mm512_mask_store_epi32(tile + i * ROW_BYTES, mine, (__m512i)turned[i]); });
+    }
+  }
+}
+
+struct TileWeights {
+  const uint8_t* at;
+  int64_t apart, next;  // bytes from one row of a tile to the next, and to the next tile
+
+  TileWeights tile(int64_t number) const { return {at + number * next, apart, next}; }
+};
+
+template <int TILE, bool PASSES>
+inline void load_either(const void* at, int64_t apart) {
+  if constexpr (PASSES) load_passing_tile<TILE>(at, apart);
+  else load_tile<TILE>(at, apart);
+}
+
+// OUTPUTS tiles of weights times GROUPS groups of rows: sums [group][output of two] += chunks `from` to `to`, the first of
+// which sets them. ARE_FEW: rows; they are read again and again then while weights pass by, and else the other way round.
+template <int OUTPUTS, int GROUPS, bool ARE_FEW>
+void add_block(TileWeights w, const uint8_t* x, int64_t group_bytes, int64_t from, int64_t to, float* sums) {
+  constexpr int BLOCK = OUTPUTS * GROUPS, ROWS = BLOCK + OUTPUTS;  // tiles: sums, then weights, then rows
+  static_assert(ROWS + GROUPS <= 8);
+  each<BLOCK>([&]<int i>() INLINED {
+    if (from) load_tile<i>(sums + (i / OUTPUTS * 2 + i % OUTPUTS) * TILE_SUMS, ROW_BYTES);
+    else clear_tile<i>();
+  });
+  w.at += from * ROW_BYTES, x += from * TILE_BYTES;
+  for (int64_t chunk = from; chunk < to; ++chunk, w.at += ROW_BYTES, x += TILE_BYTES) {
+    each<GROUPS>([&]<int g>() INLINED { load_either<ROWS + g, !ARE_FEW>(x + g * group_bytes, ROW_BYTES); });
+    each<OUTPUTS>([&]<int n>() INLINED { load_either<BLOCK + n, ARE_FEW>(w.at + n * w.next, w.apart); });
+    each<BLOCK>([]<int i>() INLINED { add_tiles<i, BLOCK + i % OUTPUTS, ROWS + i / OUTPUTS>(); });
+  }
+  each<BLOCK>([&]<int i>() INLINED {
+    store_tile<i>(sums + (i / OUTPUTS * 2 + i % OUTPUTS) * TILE_SUMS, ROW_BYTES);
+  });
+}
+
+// Sums of 16 rows of two neighbouring outputs become dwords, rounded.
+inline vu rounded_pair(const float* first, const float* second, vf first_bias, vf second_bias) {
+  alignas(64) static constexpr uint16_t ZIP[32] = {0, 16, 1, 17, 2,  18, 3,  19, 4,  20, 5,  21, 6,  22, 7,  23,
+                                                   8, 24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29, 14, 30, 15, 31};
+  const vf low = load_as<vf>(first) + first_bias, high = load_as<vf>(second) + second_bias;
+  const __m512i both = (__m512i)_mm512_cvtne2ps_pbh((__m512)high, (__m512)low);
+  return (vu)_mm512_permutexvar_epi16(_mm512_load_si512(ZIP), both);
+}
+
+// Rows of up to 16 neighbouring outputs: `pairs` of them are [pair][16 rows] dwords, `apart` bytes apart.
+inline void store_turned(const uint8_t* pairs, int64_t apart, int outputs, uint8_t* out, int64_t out_stride, int rows) {
+  constexpr std::make_integer_sequence<int, VL> lanes;
+  const int last = (outputs - 1) / 2;
+  if (rows == 1) {
+    uint32_t found[8];
+    for (int i = 0; i <= last; ++i) std::memcpy(found + i, pairs + i * apart, sizeof found[0]);
+    std::memcpy(out, found, outputs * sizeof(uint16_t));
+    return;
+  }
+  vu some[8];
+  each<8>([&]<int i>() INLINED { some[i] = load_as<vu>(pairs + std::min(i, last) * apart); });
+  for (int round = 1; round < 8; round *= 2) {  // as in load_turned; a vector ends up with two rows of 8 pairs
+    vu next[8];
+    each<4>([&]<int i>() INLINED {
+      next[2 * i] = zipped<0>(some[i], some[i + 4], lanes);
+      next[2 * i + 1] = zipped<VL / 2>(some[i], some[i + 4], lanes);
+    });
+    each<8>([&]<int i>() INLINED { some[i] = next[i]; });
+  }
+  const auto wanted = static_cast<__mmask16>((1u << outputs) - 1);
+  each<8>([&]<int i>() INLINED {
+    const auto two = (__m512i)some[i];
+    uint8_t* const at = out + 2 * i * out_stride;
+    if (2 * i < rows) _mm256_mask_storeu_epi16(at, wanted, _mm512_castsi512_si256(two));
+    if (2 * i + 1 < rows) _mm256_mask_storeu_epi16(at + out_stride, wanted, _mm512_extracti64x4_epi64(two, 1));
+  });
+}
+
+struct TileProduct {
+  const uint8_t* x;  // rows as tiles
+  const Matrix& w;
+  const Matrix* bias;
+  const Matrix& out;
+  int64_t chunks;
+  float* sums;      // [group][two outputs of a stream][stream][16 rows]
+  uint8_t* pairs;   // [two outputs of a stream][stream][group][16 rows] dwords
+  uint8_t* copied;  // weights of a tile
+
+  // `each` output of 16 streams, from `begin` on: `count` of them are wanted. Groups `first` to `last`.
+  void panel(int64_t begin, int64_t each, int64_t count, int64_t first, int64_t last) const {
+    TileWeights weights{w.row(begin), each * w.row_stride * BYTES, w.row_stride * BYTES};
+    if (w.columns % CHUNK || begin + each * SIDE > w.rows) weights = copied_weights(begin, count);
+    const int64_t groups = last - first, few = std::min(groups, FEW);
+    const auto outputs_of = [&](int64_t s) { return s + 1 < each ? 2 : 1; };
+    for (int64_t s = 0; s < each; s += 2) {
+      fetch_out(begin, count, first * SIDE, std::min(last * SIDE, out.rows), s, each);
+      add_few(weights.tile(s), outputs_of(s), first, few);
+      pair_up(begin, each, s, 0, few, groups);
+    }
+    for (int64_t s = 0; s < each && few < groups; s += 2) {
+      add_many(weights.tile(s), outputs_of(s), first + few, groups - few);
+      pair_up(begin, each, s, few, groups, groups);
+    }
+    for (int64_t i = 0; i < SIDE && i * each < count; ++i)
+      for (int64_t g = 0; g < groups; ++g) {
+        const int64_t row = (first + g) * SIDE;
+        store_turned(pairs + (i * groups + g) * PAIR_BYTES, SIDE * groups * PAIR_BYTES, static_cast<int>(each),
+                     out.row(row) + (begin + i * each) * BYTES, out.row_stride * BYTES,
+                     static_cast<int>(std::min<int64_t>(SIDE, out.rows - row)));
+      }
+  }
+
+ private:
+  static constexpr int64_t BYTES = sizeof(uint16_t), PAIR_BYTES = SIDE * sizeof(uint32_t);
+  static constexpr int64_t FEW = 2;            // groups of rows that stay in L1 while weights pass by
+  static constexpr int64_t CLOSE_CHUNKS = 18;  // of two tiles of weights that stay there while more rows do: 36 KiB
+
+  // Asks for the part of the panel's results that belongs to output `s` of `each`, to be written.
+  void fetch_out(int64_t begin, int64_t count, int64_t first_row, int64_t last_row, int64_t s, int64_t each) const {
+    const int64_t rows = last_row - first_row, stop = std::min(each, s + 2);
+    for (int64_t r = first_row + rows * s / each; r < first_row + rows * stop / each; ++r)
+      for (int64_t at = 0; at < count * BYTES; at += 64) __builtin_prefetch(out.row(r) + begin * BYTES + at, 1, 2);
+  }
+
+  void add_few(const TileWeights& weights, int outputs, int64_t first, int64_t groups) const {
+    const int64_t group_bytes = chunks * TILE_BYTES;
+    const auto add = groups == 1 ? add_block<1, 1, true> : add_block<1, 2, true>;
+    for (int n = 0; n < outputs; ++n)
+      add(weights.tile(n), x + first * group_bytes, group_bytes, 0, chunks, sums + n * TILE_SUMS);
+  }
+
+  void add_many(const TileWeights& weights, int outputs, int64_t first, int64_t groups) const {
+    const int64_t pieces = (chunks + CLOSE_CHUNKS - 1) / CLOSE_CHUNKS, group_bytes = chunks * TILE_BYTES;
+    const auto add_two = outputs == 1 ? add_block<1, 2, false> : add_block<2, 2, false>;
+    const auto add_one = outputs == 1 ? add_block<1, 1, false> : add_block<2, 1, false>;
+    for (int64_t p = 0; p < pieces; ++p)
+      for (int64_t g = 0; g < groups; g += 2)
+        (g + 1 < groups ? add_two : add_one)(weights, x + (first + g) * group_bytes, group_bytes, chunks * p / pieces,
+                                             chunks * (p + 1) / pieces, sums + 2 * g * TILE_SUMS);
+  }
+
+  // Outputs s and s + 1 of all streams, and the groups `from` to `to` of all `groups`.
+  void pair_up(int64_t begin, int64_t each, int64_t s, int64_t from, int64_t to, int64_t groups) const {
+    for (int64_t i = 0; i < SIDE; ++i) {
+      const int64_t output = begin + i * each + s;
+      const vf low = bias_of(output), high = bias_of(output + 1);
+      uint8_t* at = pairs + ((s / 2 * SIDE + i) * groups + from) * PAIR_BYTES;
+      for (int64_t g = 0; g < to - from; ++g, at += PAIR_BYTES) {
+        const float* const two = sums + 2 * g * TILE_SUMS + i * SIDE;
+        const vu pair = rounded_pair(two, two + TILE_SUMS, low, high);
+        std::memcpy(at, &pair, sizeof pair);
+      }
+    }
+  }
+
+  vf bias_of(int64_t output) const {
+    return bias && output < w.rows ? splat(load_part<DType::bf16>(bias->row(0) + output * BYTES, 1)[0]) : vf{};
+  }
+
+  TileWeights copied_weights(int64_t begin, int64_t count) const {  // of one tile, up to a whole one with zeros
+    const int64_t bytes = w.columns * BYTES, apart = chunks * ROW_BYTES;
+    for (int64_t i = 0; i < SIDE; ++i) {
+      const int64_t there = i < count ? bytes : 0;
+      if (there) std::memcpy(copied + i * apart, w.row(begin + i), there);
+      std::memset(copied + i * apart + there, 0, apart - there);
+    }
+    return {copied, apart, 0};
+  }
+};
+
+inline void run_tiles(const uint8_t* x, const Matrix& w, const Matrix* bias, const Matrix& out, int64_t begin,
+                      int64_t end) {
+  const int64_t groups = groups_of(out.rows), chunks = chunks_of(w.columns);
+  if (!groups) return;
+  const int64_t near = std::min(groups, std::max<int64_t>(2, NEAR_BYTES / (chunks * TILE_BYTES) / 2 * 2));
+  const int64_t sums = 2 * near * TILE_SUMS, pairs = MOST_OUTPUTS / 2 * near * TILE_SUMS;
+  float* const scratch = thread_scratch(sums + pairs + SIDE * chunks * ROW_BYTES / static_cast<int64_t>(sizeof(float)));
+  const TileProduct product{x, w, bias, out, chunks, scratch, reinterpret_cast<uint8_t*>(scratch + sums),
+                            reinterpret_cast<uint8_t*>(scratch + sums + pairs)};
+  const bool is_whole = w.columns % CHUNK == 0;
+  begin_tiles();
+  for (int64_t first = 0; first < groups; first += near) {
+    const int64_t last = std::min(groups, first + near);
+    for (int64_t n = begin; n < end;) {
+      const int64_t panels = (end - n + SIDE * MOST_OUTPUTS - 1) / (SIDE * MOST_OUTPUTS);
+      const int64_t each = is_whole ? std::max<int64_t>(1, (end - n) / (SIDE * panels)) : 1;
+      const int64_t stop = std::min(end, n + each * SIDE);
+      product.panel(n, each, stop - n, first, last);
+      n = stop;
+    }
+  }
+  end_tiles();
+}
+
+}  // namespace
+}  // namespace kv::KV_ISA
