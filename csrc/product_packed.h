@@ -67,9 +67,8 @@ inline vu zipped(vu a, vu b, std::integer_sequence<int, I...>) {
   return __builtin_shufflevector(a, b, (FIRST + I / 2 + I % 2 * VL)...);
 }
 
-[[gnu::always_inline]] inline void load_turned(const uint8_t* const (&at)[VL], int64_t offset, vu (&to)[VL]) {
+[[gnu::always_inline]] inline void turn(vu (&to)[VL]) {
   constexpr std::make_integer_sequence<int, VL> lanes;
-  each<VL>([&]<int i>() INLINED { to[i] = load_as<vu>(at[i] + offset); });
   for (int round = 1; round < VL; round *= 2) {  // log2(VL) times the perfect shuffle of the first rows with the others
     vu next[VL];
     each<VL / 2>([&]<int i>() INLINED {
@@ -78,6 +77,11 @@ inline vu zipped(vu a, vu b, std::integer_sequence<int, I...>) {
     });
     each<VL>([&]<int i>() INLINED { to[i] = next[i]; });
   }
+}
+
+[[gnu::always_inline]] inline void load_turned(const uint8_t* const (&at)[VL], int64_t offset, vu (&to)[VL]) {
+  each<VL>([&]<int i>() INLINED { to[i] = load_as<vu>(at[i] + offset); });
+  turn(to);
 }
 #endif
 

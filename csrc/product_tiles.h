@@ -14,6 +14,7 @@
 
 #include <algorithm>
 
+#include "fetch.h"
 #include "product_packed.h"
 #include "store.h"
 #include "tiles.h"
@@ -27,7 +28,7 @@ constexpr int64_t TILE_BYTES = 1024;
 constexpr int64_t TILE_SUMS = SIDE * SIDE;
 constexpr int64_t ROW_BYTES = CHUNK * sizeof(uint16_t);
 constexpr int64_t MOST_OUTPUTS = 16;      // of a stream
-constexpr int64_t NEAR_BYTES = 1 << 19;   // of rows that stay in L2 while panels pass by
+constexpr int64_t NEAR_BYTES = 1 << 20;   // of rows that stay in L2 while panels pass by
 
 inline int64_t chunks_of(int64_t inputs) { return (inputs + CHUNK - 1) / CHUNK; }
 inline int64_t groups_of(int64_t rows) { return (rows + SIDE - 1) / SIDE; }
@@ -82,7 +83,7 @@ inline void load_either(const void* at, int64_t apart) {
 // OUTPUTS tiles of weights times GROUPS groups of rows: sums [group][output of two] += chunks `from` to `to`, the first of
 // which sets them. ARE_FEW: rows; they are read again and again then while weights pass by, and else the other way round.
 template <int OUTPUTS, int GROUPS, bool ARE_FEW>
-void add_block(TileWeights w, const uint8_t* x, int64_t group_bytes, int64_t from, int64_t to, float* sums) {
+void add_block(TileWeights w, const uint8_t* x, int64_t group_bytes, int64_t from, int64_t to, float* sums, Fetch& fetch) {
   constexpr int BLOCK = OUTPUTS * GROUPS, ROWS = BLOCK + OUTPUTS;  // tiles: sums, then weights, then rows
   static_assert(ROWS + GROUPS <= 8);
   each<BLOCK>([&]<int i>() INLINED {
@@ -94,6 +95,7 @@ void add_block(TileWeights w, const uint8_t* x, int64_t group_bytes, int64_t fro
     each<GROUPS>([&]<int g>() INLINED { load_either<ROWS + g, !ARE_FEW>(x + g * group_bytes, ROW_BYTES); });
     each<OUTPUTS>([&]<int n>() INLINED { load_either<BLOCK + n, ARE_FEW>(w.at + n * w.next, w.apart); });
     each<BLOCK>([]<int i>() INLINED { add_tiles<i, BLOCK + i % OUTPUTS, ROWS + i / OUTPUTS>(); });
+    if constexpr (!ARE_FEW) fetch.some();
   }
   each<BLOCK>([&]<int i>() INLINED {
     store_tile<i>(sums + (i / OUTPUTS * 2 + i % OUTPUTS) * TILE_SUMS, ROW_BYTES);
@@ -130,6 +132,14 @@ inline void store_turned(const uint8_t* pairs, int64_t apart, int outputs, uint8
     each<8>([&]<int i>() INLINED { some[i] = next[i]; });
   }
   const auto wanted = static_cast<__mmask16>((1u << outputs) - 1);
+  if (rows == SIDE && outputs == SIDE) {
+    each<8>([&]<int i>() INLINED {
+      std::memcpy(out + 2 * i * out_stride, &some[i], sizeof some[i] / 2);
+      const __m256i other = _mm512_extracti64x4_epi64((__m512i)some[i], 1);
+      std::memcpy(out + (2 * i + 1) * out_stride, &other, sizeof other);
+    });
+    return;
+  }
   each<8>([&]<int i>() INLINED {
     const auto two = (__m512i)some[i];
     uint8_t* const at = out + 2 * i * out_stride;
@@ -144,75 +154,98 @@ struct TileProduct {
   const Matrix* bias;
   const Matrix& out;
   int64_t chunks;
-  float* sums;      // [group][two outputs of a stream][stream][16 rows]
-  uint8_t* pairs;   // [two outputs of a stream][stream][group][16 rows] dwords
+  float* sums;      // [group][two tiles][16 outputs][16 rows]
+  uint8_t* pairs;   // of few groups: [two outputs of a stream][stream][group][16 rows] dwords
   uint8_t* copied;  // weights of a tile
 
-  // `each` output of 16 streams, from `begin` on: `count` of them are wanted. Groups `first` to `last`.
-  void panel(int64_t begin, int64_t each, int64_t count, int64_t first, int64_t last) const {
-    TileWeights weights{w.row(begin), each * w.row_stride * BYTES, w.row_stride * BYTES};
-    if (w.columns % CHUNK || begin + each * SIDE > w.rows) weights = copied_weights(begin, count);
-    const int64_t groups = last - first, few = std::min(groups, FEW);
-    const auto outputs_of = [&](int64_t s) { return s + 1 < each ? 2 : 1; };
-    for (int64_t s = 0; s < each; s += 2) {
-      fetch_out(begin, count, first * SIDE, std::min(last * SIDE, out.rows), s, each);
-      add_few(weights.tile(s), outputs_of(s), first, few);
-      pair_up(begin, each, s, 0, few, groups);
+  // Outputs from `begin` on: those of `tiles` tiles, of which `count` are wanted. Groups `first` to `last`.
+  void panel(int64_t begin, int64_t tiles, int64_t count, int64_t first, int64_t last) const {
+    const int64_t row_bytes = w.row_stride * BYTES, few = last - first > MANY ? 0 : std::min(last - first, FEW);
+    TileWeights along{w.row(begin), tiles * row_bytes, row_bytes}, together{w.row(begin), row_bytes, SIDE * row_bytes};
+    if (w.columns % CHUNK || begin + tiles * SIDE > w.rows) along = together = copied_weights(begin, count);
+    for (int64_t s = 0; s < tiles && few; s += 2) {
+      fetch_out(begin, count, first * SIDE, std::min(last * SIDE, out.rows), s, tiles);
+      add_few(along.tile(s), s + 1 < tiles ? 2 : 1, first, few);
+      pair_up(begin, tiles, s, few);
     }
-    for (int64_t s = 0; s < each && few < groups; s += 2) {
-      add_many(weights.tile(s), outputs_of(s), first + few, groups - few);
-      pair_up(begin, each, s, few, groups, groups);
+    for (int64_t i = 0; i < SIDE && i * tiles < count && few; ++i)
+      for (int64_t g = 0; g < few; ++g)
+        store_turned(pairs + (i * few + g) * PAIR_BYTES, SIDE * few * PAIR_BYTES, static_cast<int>(tiles),
+                     place(first + g, begin + i * tiles), out.row_stride * BYTES, rows_of(first + g));
+    for (int64_t t = 0; t < tiles && first + few < last; t += 2) {
+      const int64_t next = begin + (t + 2) * SIDE, stop = std::min(next + 2 * SIDE, w.rows);
+      const NextWeights those{w.row(next), few ? 0 : std::max<int64_t>(0, stop - next) * row_bytes};
+      add_many(together.tile(t), t + 1 < tiles ? 2 : 1, first + few, last, {those, (last - first + 1) / 2 * chunks});
+      for (int64_t g = first + few; g < last; ++g)
+        store_block(sums + (g - first - few) * 2 * TILE_SUMS, begin + t * SIDE, std::min<int64_t>(2 * SIDE, count - t * SIDE), g);
     }
-    for (int64_t i = 0; i < SIDE && i * each < count; ++i)
-      for (int64_t g = 0; g < groups; ++g) {
-        const int64_t row = (first + g) * SIDE;
-        store_turned(pairs + (i * groups + g) * PAIR_BYTES, SIDE * groups * PAIR_BYTES, static_cast<int>(each),
-                     out.row(row) + (begin + i * each) * BYTES, out.row_stride * BYTES,
-                     static_cast<int>(std::min<int64_t>(SIDE, out.rows - row)));
-      }
   }
 
  private:
   static constexpr int64_t BYTES = sizeof(uint16_t), PAIR_BYTES = SIDE * sizeof(uint32_t);
   static constexpr int64_t FEW = 2;            // groups of rows that stay in L1 while weights pass by
+  static constexpr int64_t MANY = 12;          // groups that give time enough to ask for the weights that follow
   static constexpr int64_t CLOSE_CHUNKS = 18;  // of two tiles of weights that stay there while more rows do: 36 KiB
 
-  // Asks for the part of the panel's results that belongs to output `s` of `each`, to be written.
-  void fetch_out(int64_t begin, int64_t count, int64_t first_row, int64_t last_row, int64_t s, int64_t each) const {
-    const int64_t rows = last_row - first_row, stop = std::min(each, s + 2);
-    for (int64_t r = first_row + rows * s / each; r < first_row + rows * stop / each; ++r)
+  uint8_t* place(int64_t group, int64_t output) const { return out.row(group * SIDE) + output * BYTES; }
+  int rows_of(int64_t group) const { return static_cast<int>(std::min<int64_t>(SIDE, out.rows - group * SIDE)); }
+
+  // Asks for the part of the panel's results that belongs to tiles `s` and `s` + 1, to be written.
+  void fetch_out(int64_t begin, int64_t count, int64_t first_row, int64_t last_row, int64_t s, int64_t tiles) const {
+    const int64_t rows = last_row - first_row, stop = std::min(tiles, s + 2);
+    for (int64_t r = first_row + rows * s / tiles; r < first_row + rows * stop / tiles; ++r)
       for (int64_t at = 0; at < count * BYTES; at += 64) __builtin_prefetch(out.row(r) + begin * BYTES + at, 1, 2);
   }
 
-  void add_few(const TileWeights& weights, int outputs, int64_t first, int64_t groups) const {
+  void add_few(const TileWeights& weights, int tiles, int64_t first, int64_t groups) const {
     const int64_t group_bytes = chunks * TILE_BYTES;
+    Fetch none;
     const auto add = groups == 1 ? add_block<1, 1, true> : add_block<1, 2, true>;
-    for (int n = 0; n < outputs; ++n)
-      add(weights.tile(n), x + first * group_bytes, group_bytes, 0, chunks, sums + n * TILE_SUMS);
+    for (int n = 0; n < tiles; ++n)
+      add(weights.tile(n), x + first * group_bytes, group_bytes, 0, chunks, sums + n * TILE_SUMS, none);
   }
 
-  void add_many(const TileWeights& weights, int outputs, int64_t first, int64_t groups) const {
+  void add_many(const TileWeights& weights, int tiles, int64_t first, int64_t last, Fetch fetch) const {
     const int64_t pieces = (chunks + CLOSE_CHUNKS - 1) / CLOSE_CHUNKS, group_bytes = chunks * TILE_BYTES;
-    const auto add_two = outputs == 1 ? add_block<1, 2, false> : add_block<2, 2, false>;
-    const auto add_one = outputs == 1 ? add_block<1, 1, false> : add_block<2, 1, false>;
+    const auto add_two = tiles == 1 ? add_block<1, 2, false> : add_block<2, 2, false>;
+    const auto add_one = tiles == 1 ? add_block<1, 1, false> : add_block<2, 1, false>;
     for (int64_t p = 0; p < pieces; ++p)
-      for (int64_t g = 0; g < groups; g += 2)
-        (g + 1 < groups ? add_two : add_one)(weights, x + (first + g) * group_bytes, group_bytes, chunks * p / pieces,
-                                             chunks * (p + 1) / pieces, sums + 2 * g * TILE_SUMS);
+      for (int64_t g = first; g < last; g += 2)
+        (g + 1 < last ? add_two : add_one)(weights, x + g * group_bytes, group_bytes, chunks * p / pieces,
+                                           chunks * (p + 1) / pieces, sums + (g - first) * 2 * TILE_SUMS, fetch);
   }
 
-  // Outputs s and s + 1 of all streams, and the groups `from` to `to` of all `groups`.
-  void pair_up(int64_t begin, int64_t each, int64_t s, int64_t from, int64_t to, int64_t groups) const {
+  // Outputs s and s + 1 of all streams.
+  void pair_up(int64_t begin, int64_t tiles, int64_t s, int64_t groups) const {
+    uint8_t* at = pairs + s / 2 * SIDE * groups * PAIR_BYTES;
     for (int64_t i = 0; i < SIDE; ++i) {
-      const int64_t output = begin + i * each + s;
+      const int64_t output = begin + i * tiles + s;
       const vf low = bias_of(output), high = bias_of(output + 1);
-      uint8_t* at = pairs + ((s / 2 * SIDE + i) * groups + from) * PAIR_BYTES;
-      for (int64_t g = 0; g < to - from; ++g, at += PAIR_BYTES) {
+      for (int64_t g = 0; g < groups; ++g, at += PAIR_BYTES) {
         const float* const two = sums + 2 * g * TILE_SUMS + i * SIDE;
         const vu pair = rounded_pair(two, two + TILE_SUMS, low, high);
         std::memcpy(at, &pair, sizeof pair);
       }
     }
+  }
+
+  // Two tiles of neighbouring outputs, of which `count` are wanted, and a group of rows.
+  void store_block(const float* from, int64_t output, int64_t count, int64_t group) const {
+    vu pairs_of[SIDE];
+    each<SIDE>([&]<int i>() INLINED {
+      const float* const first = from + 2 * i * SIDE;
+      if (bias) pairs_of[i] = rounded_pair(first, first + SIDE, bias_of(output + 2 * i), bias_of(output + 2 * i + 1));
+      else pairs_of[i] = rounded_pair(first, first + SIDE, vf{}, vf{});
+    });
+    turn(pairs_of);
+    uint8_t* const at = place(group, output);
+    const int64_t stride = out.row_stride * BYTES;
+    if (rows_of(group) == SIDE && count == 2 * SIDE) {
+      each<SIDE>([&]<int r>() INLINED { std::memcpy(at + r * stride, &pairs_of[r], sizeof(vu)); });
+      return;
+    }
+    const auto wanted = static_cast<__mmask32>((uint64_t{1} << count) - 1);
+    for (int r = 0; r < rows_of(group); ++r) _mm512_mask_storeu_epi16(at + r * stride, wanted, (__m512i)pairs_of[r]);
   }
 
   vf bias_of(int64_t output) const {
@@ -235,14 +268,15 @@ inline void run_tiles(const uint8_t* x, const Matrix& w, const Matrix* bias, con
   const int64_t groups = groups_of(out.rows), chunks = chunks_of(w.columns);
   if (!groups) return;
   const int64_t near = std::min(groups, std::max<int64_t>(2, NEAR_BYTES / (chunks * TILE_BYTES) / 2 * 2));
-  const int64_t sums = 2 * near * TILE_SUMS, pairs = MOST_OUTPUTS / 2 * near * TILE_SUMS;
+  const int64_t sums = 2 * near * TILE_SUMS, pairs = MOST_OUTPUTS * TILE_SUMS;
   float* const scratch = thread_scratch(sums + pairs + SIDE * chunks * ROW_BYTES / static_cast<int64_t>(sizeof(float)));
   const TileProduct product{x, w, bias, out, chunks, scratch, reinterpret_cast<uint8_t*>(scratch + sums),
                             reinterpret_cast<uint8_t*>(scratch + sums + pairs)};
   const bool is_whole = w.columns % CHUNK == 0;
   begin_tiles();
-  for (int64_t first = 0; first < groups; first += near) {
-    const int64_t last = std::min(groups, first + near);
+  const int64_t blocks = (groups + near - 1) / near;  // as equal as they can be
+  for (int64_t b = 0; b < blocks; ++b) {
+    const int64_t first = groups * b / blocks, last = groups * (b + 1) / blocks;
     for (int64_t n = begin; n < end;) {
       const int64_t panels = (end - n + SIDE * MOST_OUTPUTS - 1) / (SIDE * MOST_OUTPUTS);
       const int64_t each = is_whole ? std::max<int64_t>(1, (end - n) / (SIDE * panels)) : 1;
