@@ -83,14 +83,14 @@ def _end_of_body(server: Serving) -> httpx.Response:
 @pytest.mark.parametrize("kind", [InvariantError, ValueError])
 def test_the_engine_dies(model: str, kind: type[Exception]) -> None:
     with streaming(model) as (server, streams):
-        assert httpx.get(server.url + "/health").status_code == 200  # control
+        assert httpx.get(server.url + "/health", timeout=60).status_code == 200  # control
         server.service.thread.before_turn = RaiseOnce(kind("a secret"))
         texts = streams.texts(SECONDS * SLACK)
         assert all('"error"' in text and "[DONE]" not in text for text in texts)
         assert not any("secret" in text for text in texts)
-        ready = httpx.get(server.url + "/ready")
+        ready = httpx.get(server.url + "/ready", timeout=60)
         assert (ready.status_code, ready.json()["status"]) == (503, "failed")
-        assert httpx.get(server.url + "/health").status_code == 503
+        assert httpx.get(server.url + "/health", timeout=60).status_code == 503
         begin = time.monotonic()
         refused = _end_of_body(server)
         assert time.monotonic() - begin < SLACK
@@ -103,7 +103,7 @@ def test_the_engine_dies(model: str, kind: type[Exception]) -> None:
 
 def test_the_engine_hangs_and_comes_back(model: str) -> None:
     with streaming(model, stall_seconds=30) as (server, streams):
-        assert httpx.get(server.url + "/ready").status_code == 200  # control
+        assert httpx.get(server.url + "/ready", timeout=60).status_code == 200  # control
         thread, gate = server.service.thread, Gate()
         thread.before_turn = gate
         assert gate.is_reached.wait(SLACK)
@@ -111,7 +111,7 @@ def test_the_engine_hangs_and_comes_back(model: str) -> None:
         try:
             stalled = wait_until(server.url, 503)
             assert stalled.json()["status"] == "stalled"
-            assert httpx.get(server.url + "/health").status_code == 200  # it may come back
+            assert httpx.get(server.url + "/health", timeout=60).status_code == 200  # it may come back
             refused = _end_of_body(server)
             assert refused.status_code == 503
             assert int(refused.headers["retry-after"]) >= 1
@@ -138,7 +138,7 @@ def test_the_first_signal_drains(model: str, tmp_path: Path) -> None:
         process.wait_for("stopping: ")
         refused = httpx.post(url + "/v1/completions", json={"prompt": "x"}, timeout=30)
         assert (refused.status_code, refused.json()["error"]["code"]) == (503, "engine_unavailable")
-        assert httpx.get(url + "/ready").json()["status"] == "draining"
+        assert httpx.get(url + "/ready", timeout=60).json()["status"] == "draining"
         texts = streams.texts(60)
         assert all(text.rstrip().endswith("[DONE]") for text in texts)
         assert process.ended(30) == 0, process.err

@@ -94,7 +94,7 @@ def test_a_text_far_beyond_the_context_is_refused_before_all_of_it_is_tokenized(
 
 def test_a_model_without_a_template_does_not_chat(tmp_path: Path) -> None:
     with serving(str(save_tiny_model(tmp_path / "plain", template=None))) as server:
-        response = httpx.post(f"{server.url}/v1/chat/completions", json={"messages": TALK})
+        response = httpx.post(f"{server.url}/v1/chat/completions", json={"messages": TALK}, timeout=60)
         assert response.status_code == 400
         assert "/v1/completions" in response.json()["error"]["message"]
 
