@@ -19,7 +19,7 @@ def cached_tokens(speak_for: As) -> int:
 
 def wait_for_copies(speak_for: As) -> None:
     """Pages go down beside the requests that gave them."""
-    stop_at = time.monotonic() + 30
+    stop_at = time.monotonic() + 60
     while any(tier["pages"] == 0 for tier in speak_for("ops").get("/v1/kv/info").json()["tiers"]):
         assert time.monotonic() < stop_at, "no page has come to some tier"
         time.sleep(0.02)
@@ -52,14 +52,14 @@ def test_what_runs_goes_on(shared: Serving, speak_for: As) -> None:
         return text
 
     alone = [ask(body) for body in bodies]
+    resets = 0
     with ThreadPoolExecutor(len(bodies)) as pool:
-        running = [pool.submit(ask, body) for body in bodies]
-        resets = 0
-        while not all(each.done() for each in running):
-            assert ops.post("/v1/kv/reset", json={"tiers": ["device", "host", "disk"]}).status_code == 200
-            resets += 1
-        assert [each.result() for each in running] == alone
-    assert resets > 1
+        while resets < 2:
+            running = [pool.submit(ask, body) for body in bodies]
+            while not all(each.done() for each in running):
+                assert ops.post("/v1/kv/reset", json={"tiers": ["device", "host", "disk"]}).status_code == 200
+                resets += 1
+            assert [each.result() for each in running] == alone
     pool_now = ops.get("/v1/kv/info").json()["pool"]
     assert pool_now["used"] == 0
 
