@@ -22,7 +22,7 @@ from tests.cli.tiny_model import save_tiny_model
 from tests.server.processes import Process, listening, resident_bytes, serve_process, wait_until
 from tests.server.raw_client import RawClient
 from tests.server.serving import Serving, serving
-from tests.server.threads import Gate, RaiseOnce
+from tests.server.threads import Gate, GateWhen, RaiseOnce, held_steps
 
 STREAMS = 8
 SECONDS = 5  # within which all clients must know
@@ -66,11 +66,23 @@ class Streams:
 
 
 @contextmanager
-def streaming(model: str, **server: object) -> Iterator[tuple[Serving, Streams]]:
+def streaming(model: str, **server: object) -> Iterator[tuple[Serving, Streams, Gate]]:
+    """The gate holds the engine while every stream has begun and none has ended."""
     options = ServerOptions(port=0, **server)  # type: ignore[arg-type]
     with ThreadPoolExecutor(STREAMS) as pool, serving(model, num_blocks=1024, server=options) as running:
-        running.service.thread.before_turn = lambda engine: time.sleep(0.005)  # so that they last
-        yield running, Streams(running.url, pool)
+        gate = GateWhen(
+            lambda engine: (
+                len(engine.branches()) == STREAMS and all(len(branch.output) >= 20 for branch in engine.branches())
+            )
+        )
+        running.service.thread.before_turn = gate
+        with held_steps(running.engine, lambda engine: engine.num_waiting + len(engine.branches()) < STREAMS):
+            streams = Streams(running.url, pool)
+            assert gate.is_reached.wait(60)
+        try:
+            yield running, streams, gate
+        finally:
+            gate.open()
 
 
 def _end_of_body(server: Serving) -> httpx.Response:
@@ -82,9 +94,10 @@ def _end_of_body(server: Serving) -> httpx.Response:
 
 @pytest.mark.parametrize("kind", [InvariantError, ValueError])
 def test_the_engine_dies(model: str, kind: type[Exception]) -> None:
-    with streaming(model) as (server, streams):
+    with streaming(model) as (server, streams, gate):
         assert httpx.get(server.url + "/health", timeout=60).status_code == 200  # control
         server.service.thread.before_turn = RaiseOnce(kind("a secret"))
+        gate.open()
         texts = streams.texts(SECONDS * SLACK)
         assert all('"error"' in text and "[DONE]" not in text for text in texts)
         assert not any("secret" in text for text in texts)
@@ -102,22 +115,21 @@ def test_the_engine_dies(model: str, kind: type[Exception]) -> None:
 
 
 def test_the_engine_hangs_and_comes_back(model: str) -> None:
-    with streaming(model, stall_seconds=30) as (server, streams):
+    with streaming(model, stall_seconds=600) as (server, streams, gate):
         assert httpx.get(server.url + "/ready", timeout=60).status_code == 200  # control
-        thread, gate = server.service.thread, Gate()
-        thread.before_turn = gate
-        assert gate.is_reached.wait(SLACK)
-        thread._stall_seconds = 0.3  # not before: a slow machine is not a hanging engine
+        thread = server.service.thread
         try:
-            stalled = wait_until(server.url, 503)
+            thread._side.heartbeat -= 2 * 600
+            stalled = httpx.get(server.url + "/ready", timeout=60)
+            assert stalled.status_code == 503
             assert stalled.json()["status"] == "stalled"
             assert httpx.get(server.url + "/health", timeout=60).status_code == 200  # it may come back
             refused = _end_of_body(server)
             assert refused.status_code == 503
             assert int(refused.headers["retry-after"]) >= 1
-            wait_until(server.url, 503, "/health")  # it is high time now
+            thread._side.heartbeat -= 5 * 600
+            assert httpx.get(server.url + "/health", timeout=60).status_code == 503  # it is high time now
         finally:
-            thread._stall_seconds = 30
             gate.open()
         assert all(text.rstrip().endswith("[DONE]") for text in streams.texts(60))
         wait_until(server.url, 200)

@@ -6,6 +6,7 @@ from concurrent.futures import ThreadPoolExecutor
 import httpx
 
 from tests.server.kv.conftest import As
+from tests.server.openai.settled import assert_settled
 from tests.server.serving import Serving
 
 PROMPT = {"prompt": "a page table maps each page to a block", "max_tokens": 2, "temperature": 0}
@@ -60,8 +61,7 @@ def test_what_runs_goes_on(shared: Serving, speak_for: As) -> None:
                 assert ops.post("/v1/kv/reset", json={"tiers": ["device", "host", "disk"]}).status_code == 200
                 resets += 1
             assert [each.result() for each in running] == alone
-    pool_now = ops.get("/v1/kv/info").json()["pool"]
-    assert pool_now["used"] == 0
+    assert_settled(shared)
 
 
 def test_nothing_is_dropped_by_mistake(shared: Serving, speak_for: As) -> None:
