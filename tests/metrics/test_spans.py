@@ -143,7 +143,9 @@ def test_a_request_without_a_token_has_no_first_one() -> None:
 # -- collectors -----------------------------------------------------------------------------------------------------
 
 
-def test_a_collector_gets_them_by_otlp() -> None:
+def test_a_collector_gets_them_by_otlp(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("kvpager.metrics.spans._EXPORT_SECONDS", 60.0)
+    monkeypatch.setattr("kvpager.metrics.spans._CLOSE_SECONDS", 60.0)
     with collecting() as collector:
         spans = Spans(collector.url, address="127.0.0.1", port=8000, model=lambda: "tiny")
         for _ in range(3):
