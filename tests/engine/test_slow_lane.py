@@ -106,7 +106,7 @@ def test_who_waits_for_io_lets_the_others_compute(lane: SlowLane) -> None:
 
     def work() -> str:
         with lane.waiting():
-            assert has_come.wait(10)
+            assert has_come.wait(60)
         order.append("lane")
         return "read"
 

@@ -66,7 +66,7 @@ class Process:
         """Its exit code."""
         code = self._process.wait(seconds)
         for reader in self._readers:
-            reader.join(5)
+            reader.join(60)
         return code
 
     def kill(self) -> None:
@@ -74,7 +74,7 @@ class Process:
             self._process.kill()
             self._process.wait()
         for reader in self._readers:
-            reader.join(5)
+            reader.join(60)
         for stream in (self._process.stdout, self._process.stderr):
             assert stream is not None
             stream.close()
