@@ -82,8 +82,8 @@ class Process:
 
 @contextmanager
 def serve_process(*argv: str, env: dict[str, str] | None = None) -> Iterator[tuple[Process, str]]:
-    """A server that has started, and its URL. ``--port 0`` is given."""
-    process = Process(*argv, "--port", "0", env=env)
+    """A server that has started, and its URL. ``--port 0`` is given; a busy machine is no stalled engine."""
+    process = Process(*argv, "--port", "0", "--stall-seconds", "600", env=env)
     try:
         yield process, process.wait_for("  api ").split()[1].removesuffix("/v1")
     finally:

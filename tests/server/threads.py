@@ -68,7 +68,7 @@ async def running_thread(
     model: str,
     *,
     num_blocks: int = 64,
-    stall_seconds: float = 30,
+    stall_seconds: float = 600,
     max_seconds: float | None = None,
     metrics: RequestMetrics | None = None,
     **options: Any,
@@ -112,11 +112,12 @@ def with_thread(**settings: Any) -> Callable[[Callable[..., Coroutine[Any, Any, 
 
 
 async def at_rest(thread: EngineThread) -> None:
-    """Waits until nothing runs, and checks that the books say so: no page is mapped, held or on its way."""
+    """Waits until nothing runs or moves, and checks that the books say so: no page is mapped, held or on its way."""
 
     def is_at_rest(engine: Engine) -> bool:
-        counts = engine.cache.pool.counts()
-        return not engine.has_work and counts.used == counts.moving == 0
+        counts, lower = engine.cache.pool.counts(), engine.cache.lower
+        is_moving = lower is not None and lower.migration.num_open > 0
+        return not (engine.has_work or is_moving or counts.used or counts.moving)
 
     while not await thread.call(is_at_rest):
         await asyncio.sleep(0.01)

@@ -26,7 +26,7 @@ def test_it_loads_without_a_fault_and_draws_every_block(browser: Browser, still:
     shown = browser.page("[...page.view().memory.owner]")
     assert shown == memory.owner.tolist()
     assert browser.text("#map-caption").startswith("2,000 blocks of 32 tokens")
-    assert browser.text("#model") == "SmolLM2-360M-Instruct"
+    browser.until(lambda: browser.text("#model") == "SmolLM2-360M-Instruct")  # it is asked for beside the frames
     # Positive: a fault is seen.
     browser.run("document.body.setAttribute('style', 'color: red')")
     browser.until(lambda: any("style-src" in fault for fault in browser.faults()))
