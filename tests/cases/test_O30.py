@@ -87,7 +87,7 @@ def streaming(model: str, **server: object) -> Iterator[tuple[Serving, Streams, 
 
 
 def _end_of_body(server: Serving) -> httpx.Response:
-    return httpx.post(server.url + "/v1/completions", json={"prompt": "x", "max_tokens": 1}, timeout=30)
+    return httpx.post(server.url + "/v1/completions", json={"prompt": "x", "max_tokens": 1}, timeout=60)
 
 
 # -- (a), (b) the engine dies --------------------------------------------------------------------------------------
@@ -215,6 +215,6 @@ def _send_what_is_no_http(process: Process, url: str, marker: Path) -> None:
             assert client.read().startswith((b"HTTP/1.1 4", b""))
     assert not marker.exists()
     assert resident_bytes(process.pid) - before < 64 << 20
-    assert httpx.get(url + "/ready", timeout=30).status_code == 200
+    assert httpx.get(url + "/ready", timeout=60).status_code == 200
     pickle.loads(contents[0][0])  # noqa: S301 (the control: it does leave a file where it is read)
     assert marker.exists()

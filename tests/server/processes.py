@@ -119,7 +119,7 @@ def resident_bytes(pid: int) -> int:
 
 def wait_until(url: str, status: int, path: str = "/ready", seconds: float = 30) -> httpx.Response:
     stop_at = time.monotonic() + seconds
-    while (response := httpx.get(url + path, timeout=30)).status_code != status:
+    while (response := httpx.get(url + path, timeout=60)).status_code != status:
         assert time.monotonic() < stop_at, f"{path} still says {response.status_code}"
         time.sleep(0.02)
     return response

@@ -22,7 +22,7 @@ ADDRESS = "tcp://127.0.0.1:*"
 
 def complete(server: Serving, prompt: str) -> None:
     body = {"model": server.service.model_name, "prompt": prompt, "max_tokens": 8, "temperature": 0}
-    httpx.post(server.url + "/v1/completions", json=body, timeout=30).raise_for_status()
+    httpx.post(server.url + "/v1/completions", json=body, timeout=60).raise_for_status()
 
 
 def ask(server: Serving, what: object) -> object:
