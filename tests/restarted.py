@@ -57,7 +57,7 @@ def main(folder: str, prompt: str) -> None:
     engine = open_engine(Path(folder))
     found = answer(engine, json.loads(prompt))
     assert engine.cache.lower is not None
-    engine.cache.lower.settle(30)
+    engine.cache.lower.settle(60)
     print(json.dumps(found | {"hash": hash("kvpager")}), flush=True)
     engine.submit(list(range(100, 200)), Sampling(max_tokens=50))
     for _ in range(10):

@@ -95,7 +95,7 @@ def test_every_exported_name_exists() -> None:
 @pytest.mark.parametrize("module", ["kvpager", "kvpager.config"])
 def test_import_is_light(module: str) -> None:
     code = f"import sys, {module}; print(*sorted({{'torch', 'transformers', 'numpy'}} & set(sys.modules)))"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=200)
     assert done.stdout.split() == []
 
 

@@ -43,7 +43,7 @@ def test_the_pages_that_are_attended_to_stay_on_the_device(is_measured: bool) ->
         seq.attention = state if is_measured else None
         assert cache.lower is not None
         for count in [20, 20, 8, *[1] * 40]:
-            cache.lower.settle(10)  # else those go that have been copied soonest
+            cache.lower.settle(60)  # else those go that have been copied soonest
             bench.step({seq: count})
         assert len(resident(bench, seq)) <= 10 < LAYOUT.num_pages(seq.length)
         if is_measured:

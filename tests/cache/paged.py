@@ -39,7 +39,7 @@ def advance(stamp: Stamp, seq: KVSequence, chunk: int = 4, is_settled: bool = Fa
     while seq.length < seq.num_tokens:
         if is_settled:
             assert stamp.cache.lower is not None
-            stamp.cache.lower.settle(10)
+            stamp.cache.lower.settle(60)
         with stamp.cache.step({seq: min(chunk, seq.num_tokens - seq.length)}) as step:
             stamp.fill(step)
 
@@ -49,7 +49,7 @@ def write_down(cache: PagedCache) -> None:
     assert cache.lower is not None
     while dirty := [block for block in cache.index.all_blocks().tolist() if not cache.lower.is_clean(block)]:
         cache.lower.write_down(dirty)
-        cache.lower.settle(10)
+        cache.lower.settle(60)
 
 
 def host_of(cache: PagedCache) -> HostStore:

@@ -15,12 +15,12 @@ def test_the_device_and_the_tiers_forget_apart(tmp_path: Path) -> None:
         assert cache.lower is not None
         stamp = Stamp(cache)
         prefill(stamp, T(1, 18)).free()
-        assert cache.lower.settle(10)
+        assert cache.lower.settle(60)
         assert cache.clear_prefix() == 4
         again = prefill(stamp, T(1, 18))
         assert again.prefix_by_tier == {TierKind.HOST: 16, TierKind.DEVICE: 0}
         again.free()
-        assert cache.lower.settle(10)
+        assert cache.lower.settle(60)
         assert cache.clear_tiers() == {TierKind.HOST: 4, TierKind.DISK: 4}
         assert prefill(stamp, T(1, 18)).prefix_by_tier == {TierKind.DEVICE: 16}
         cache.check()
@@ -33,7 +33,7 @@ def test_what_was_cleared_is_not_found_after_a_restart(tmp_path: Path) -> None:
     with open_cache(LAYOUT, num_blocks=64, tiers=tiers, fingerprint=b"w") as cache:
         assert cache.lower is not None
         prefill(Stamp(cache), T(1, 18)).free()
-        assert cache.lower.settle(10)
+        assert cache.lower.settle(60)
         cache.clear_prefix()
         assert cache.clear_tiers() == {TierKind.DISK: 4}
     with open_cache(LAYOUT, num_blocks=64, tiers=tiers, fingerprint=b"w") as cache:

@@ -28,7 +28,7 @@ def serve(cache: PagedCache) -> dict[TierKind, int]:
     found = dict(seq.prefix_by_tier)
     seq.free()
     assert cache.lower is not None
-    assert cache.lower.settle(5.0)
+    assert cache.lower.settle(60)
     cache.check()
     return found
 

@@ -172,7 +172,7 @@ def test_pages_below_the_device_can_be_dropped_too() -> None:
     with over_host(num_blocks=8) as stamp:
         seq = stamp.cache.sequence(T(1, 60), resident_limit=5)
         advance(stamp, seq, 8)
-        stamp.cache.lower.settle(10)
+        stamp.cache.lower.settle(60)
         below = np.flatnonzero(seq.tables[0].tiers() == 2)
         held = stamp.cache.lower.migration.tiers[0].usage().used
         drop(stamp, seq, *below[:3].tolist())

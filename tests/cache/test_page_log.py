@@ -161,7 +161,7 @@ def logged(**options: object) -> Iterator[tuple[PagedCache, Replay]]:
 def drained(cache: PagedCache, replay: Replay) -> list[PageEvent]:
     """What has happened since the last time."""
     if cache.lower is not None:
-        assert cache.lower.settle(10)
+        assert cache.lower.settle(60)
     assert cache.page_log is not None
     cache.page_log.drain()
     events, replay.events = replay.events, []
@@ -326,7 +326,7 @@ def test_nothing_is_noted_where_nobody_listens() -> None:
         migration = cache.lower.migration
         assert (cache.page_log, cache.index.watcher, cache.evictable.uses, migration.watcher) == (None,) * 4
         prefill(Stamp(cache), T(1, 9)).free()
-        assert cache.lower.settle(10)
+        assert cache.lower.settle(60)
         log.drain()
         assert log._events == []
         log.subscribe(replay)  # and is told what it has missed

@@ -164,7 +164,7 @@ def test_pages_that_attention_selects_often_come_up_in_place_of_others() -> None
             for token in range(20):
                 seq.append(token)
                 advance(stamp, seq)
-                stamp.cache.lower.settle(5)
+                stamp.cache.lower.settle(60)
                 stamp.cache.tick()
                 assert stamp.cache.paging.num_resident(seq)[0] <= 12
             assert (seq.tables[0].tiers()[below] == TierKind.DEVICE).all() == is_used
@@ -188,7 +188,7 @@ def test_all_pages_before_a_gap_can_be_reclaimed(is_right: bool, monkeypatch: py
         monkeypatch.setattr(PrefixIndex, "prune", lambda self, node: (prune(self, node), self.parent(node))[1])
     with over_host(num_blocks=16) as stamp:
         seq = open_limited(stamp, T(1, 80), limit=8, chunk=4)
-        stamp.cache.lower.settle(5)
+        stamp.cache.lower.settle(60)
         resident = np.flatnonzero(seq.tables[0].tiers() == TierKind.DEVICE)
         assert len(resident) < resident[-1] - resident[0]
         seq.free()
@@ -230,7 +230,7 @@ def test_a_page_that_is_published_after_it_went_down_under_a_private_key_is_not_
         page = np.array([4])
         cache.paging.page_in(seq, 0, page)
         assert not cache.paging._below.departures.clean_or_written(seq, 0, page)
-        cache.lower.settle(10)
+        cache.lower.settle(60)
         private = seq.away[0].copies[4].page.key
         assert tier.contains(private)
         seq.resident_limit = None
@@ -238,7 +238,7 @@ def test_a_page_that_is_published_after_it_went_down_under_a_private_key_is_not_
         advance(stamp, seq)
         assert cache.rows.published[seq.row] == 10
         cache.check()
-        cache.lower.settle(10)
+        cache.lower.settle(60)
         assert cache.paging.page_out(seq, 0, page) == 1
         cache.tick()
         assert not tier.contains(private)
@@ -258,7 +258,7 @@ def test_a_sequence_freed_during_its_step_leaves_nothing_below() -> None:
         with stamp.cache.step({seq: 1}) as step:
             stamp.fill(step)
             seq.free()
-        stamp.cache.lower.settle(10)
+        stamp.cache.lower.settle(60)
         stamp.cache.tick()
         assert host_of(stamp.cache).usage().used == 0
         stamp.cache.check()

@@ -440,21 +440,21 @@ def test_below_the_device_as_well_content_runs_out_pins_hold_and_tenants_pay(tmp
             cache = stamp.cache
             assert cache.lower is not None
             prefill(stamp, T(1, 16), retain=[Retention(ttl=5)]).free()
-            assert cache.lower.settle(1)
+            assert cache.lower.settle(60)
             prefill(stamp, T(101, 108)).free()
-            assert cache.lower.settle(1)
+            assert cache.lower.settle(60)
             assert (below(cache, T(1, 16)), below(cache, T(101, 108))) == (4, 2)
             clock.advance(5)
             cache.tick()
             assert (below(cache, T(1, 16)), below(cache, T(101, 108))) == (0, 2)
             cache.retention.retain(T(101, 108), pin=True)
             churn(stamp, 60)
-            cache.lower.settle(5)
+            cache.lower.settle(60)
             cache.check()
             assert below(cache, T(101, 108)) == 2
             cache.retention.set_quota("churn", "0%")
             churn(stamp, 4)
-            cache.lower.settle(5)
+            cache.lower.settle(60)
             cache.tick()
             shown = cache.statistics().retention
             assert shown is not None
@@ -469,7 +469,7 @@ def test_what_runs_out_on_its_way_down_does_not_arrive() -> None:
         assert block_counts(stamp.cache)["moving"] == 2  # being copied, and found no more
         assert found(stamp.cache, T(1, 8)) == 0
         assert stamp.cache.lower is not None
-        stamp.cache.lower.settle(5)
+        stamp.cache.lower.settle(60)
         stamp.cache.tick()
         assert below(stamp.cache, T(1, 8)) == 0
         assert block_counts(stamp.cache)["free"] == 16

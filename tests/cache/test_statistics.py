@@ -184,9 +184,9 @@ def _fill_and_return(stamp: Stamp) -> CacheStatistics:
     cache = stamp.cache
     prefill(stamp, T(1, 16)).free()
     assert cache.lower is not None
-    cache.lower.settle(5)
+    cache.lower.settle(60)
     prefill(stamp, T(101, 132)).free()
-    cache.lower.settle(5)
+    cache.lower.settle(60)
     prefill(stamp, T(1, 17)).free()
     return cache.statistics()
 

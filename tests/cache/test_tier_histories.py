@@ -50,7 +50,7 @@ def serve(cache: PagedCache, prompt: int) -> ContentKey:
 def drop_all(cache: PagedCache) -> None:
     assert cache.lower is not None
     cache._reclaimer.make_free(cache.pool.num_blocks)
-    assert cache.lower.settle(20.0)
+    assert cache.lower.settle(60)
     cache.check()
 
 
@@ -99,7 +99,7 @@ def test_background_reclaim_drops_at_once_what_no_tier_wants(tmp_path: Path) -> 
         for prompt in range(60):
             serve(cache, prompt)
             assert cache.lower is not None
-            assert cache.lower.settle(20.0)
+            assert cache.lower.settle(60)
         [store], moves = cache.statistics().tiers, cache.statistics().migration
         assert moves is not None
         assert store.evicted > 0, "the disk was full"
@@ -118,7 +118,7 @@ def test_what_the_host_declines_is_offered_to_the_disk_and_then_to_the_remote(tm
             names.append(serve(cache, prompt))
             [block] = [each for each in cache.index.all_blocks().tolist() if cache.lower.page(each).key == names[-1]]
             assert cache.lower.write_down([block], leaving=True) == [block]
-            assert cache.lower.settle(20.0)
+            assert cache.lower.settle(60)
         host, store, remote = tiers(cache)
         moves = cache.statistics().migration
         assert moves is not None
@@ -162,7 +162,7 @@ def test_a_page_that_came_up_is_as_old_as_its_last_use_until_it_is_used() -> Non
         match = cache.lower.find(array("i", T(10, 14)), Scope(), 4)
         assert match is not None
         assert cache.lower.promote(match) is not None
-        assert cache.lower.settle(20.0)
+        assert cache.lower.settle(60)
         assert device_history(cache, name) == known is not None
         cache.check()
 
@@ -172,7 +172,7 @@ def test_written_through_a_page_is_taken_unseen_and_judged_below_once_it_leaves_
         assert cache.lower is not None
         for prompt in range(40):
             name = serve(cache, prompt)
-            assert cache.lower.settle(20.0)
+            assert cache.lower.settle(60)
         [host] = cache.statistics().tiers
         assert host.stored.pages == 40
         assert host.declined == 0, "nobody judges what is in use"

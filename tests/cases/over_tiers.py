@@ -24,6 +24,6 @@ def opened(folder: Path, dtype: str = "float32", tiers: tuple[TierKind, ...] = (
 def drop_all(cache: PagedCache) -> None:
     """What was published is in the tiers, and the device has nothing any more."""
     assert cache.lower is not None
-    assert cache.lower.settle(20.0)
+    assert cache.lower.settle(60)
     cache._reclaimer.make_free(cache.pool.num_blocks)
     assert cache.index.num_entries == 0

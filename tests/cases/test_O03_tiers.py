@@ -27,7 +27,7 @@ def test_the_numbers_add_up_over_three_tiers(tmp_path: Path) -> None:
                     last = _read(cache, page, last)
                 cache.free(seqs)
                 last = _read(cache, page, last)
-            assert cache.lower.settle(20.0)
+            assert cache.lower.settle(60)
             _read(cache, page, last)
             assert block_counts(cache)["used"] == block_counts(cache)["moving"] == 0
 

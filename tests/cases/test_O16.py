@@ -64,7 +64,7 @@ def test_a_copy_out_begins_when_the_writer_has_ended() -> None:
                 stamp.fill(step)
             pages = {cache.lower.page(block).key: block_bytes(cache, block) for block in cache.index.all_blocks()}
             seq.free()
-            assert cache.lower.settle(10.0)
+            assert cache.lower.settle(60)
             found = host_pages(cache)
             assert set(pages) <= set(found)
             assert all(found[key] == content for key, content in pages.items())
@@ -82,7 +82,7 @@ def test_a_block_that_is_being_copied_out_is_not_written() -> None:
         seq.truncate(6)
         seq.append([91, 92, 93])
         run_step(stamp, [seq])
-        assert cache.lower.settle(10.0)
+        assert cache.lower.settle(60)
         assert host_pages(cache) == pages
         stamp.verify(seq)
 
@@ -92,7 +92,7 @@ def test_a_copy_in_does_not_take_a_block_that_a_step_still_reads() -> None:
     with opened(8, 16, "through") as cache:
         stamp = Stamp(cache)
         prefill(stamp, T(100, 115)).free()
-        assert cache.lower.settle(10.0)
+        assert cache.lower.settle(60)
         reader = prefill(stamp, T(1, 19))
         cache._reclaimer.make_free(3)
         reader.append([20])
@@ -101,7 +101,7 @@ def test_a_copy_in_does_not_take_a_block_that_a_step_still_reads() -> None:
             before = [block_bytes(cache, block) for block in blocks]
             reader.free()
             came = cache.sequence([*T(100, 115), 7])
-            assert cache.lower.settle(10.0)
+            assert cache.lower.settle(60)
             assert [block_bytes(cache, block) for block in blocks[:4]] == before[:4]
             assert block_counts(cache)["moving"] == 5
             stamp.fill(step, [T(1, 20)])
@@ -157,7 +157,7 @@ def run_random_operations(count: int, delay: tuple[float, float]) -> None:
                 stamp.verify(seq)
         assert hits > count / 20
         cache.free(live)
-        assert cache.lower.settle(10.0)
+        assert cache.lower.settle(60)
         assert block_counts(cache)["moving"] == 0
 
 

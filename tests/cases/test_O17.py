@@ -36,6 +36,6 @@ def test_a_file_that_goes_after_it_was_found_costs_a_load_and_no_answer(tmp_path
         counts = disk.statistics().loaded
         assert 1 <= counts.failed <= 2 * 3, "at most two attempts for each page"
         cache.free(requests)
-        assert cache.lower.settle(10.0)
+        assert cache.lower.settle(60)
         assert cache.lower.held_blocks() == []
         assert block_counts(cache)["moving"] == 0

@@ -19,7 +19,7 @@ from tests.server.serving import Serving, serving
 VOCABULARY = 320  # of the tiny model
 CONTEXT = 512
 ROOM = 64 << 20  # bytes by which memory may grow
-SECONDS = 10  # each answer takes less than one; a slow machine gets ten
+SECONDS = 60  # each answer takes less than one; a busy machine gets more
 TEXT, CHAT = "/v1/completions", "/v1/chat/completions"
 
 

@@ -101,7 +101,7 @@ def test_no_spelling_of_any_path_leads_around_the_guard(app: FastAPI) -> None:
 
 def test_a_known_key_opens_what_is_its_own(server: Serving) -> None:
     """The other side of it: nothing is closed to everybody."""
-    with httpx.Client(base_url=server.url, headers={"Authorization": f"Bearer {KEY}"}, timeout=30) as client:
+    with httpx.Client(base_url=server.url, headers={"Authorization": f"Bearer {KEY}"}, timeout=60) as client:
         assert client.get("/v1/models").status_code == 200
         assert client.get("/openapi.json").status_code == 200
         assert client.get("/v1/kv/info").status_code == 200
@@ -121,7 +121,7 @@ def test_a_known_key_opens_what_is_its_own(server: Serving) -> None:
 
 
 def test_over_the_wire_too(server: Serving) -> None:
-    with httpx.Client(base_url=server.url, timeout=30) as client:
+    with httpx.Client(base_url=server.url, timeout=60) as client:
         for path in ("/v1/models", "//v1/models", "/health/%2e%2e/v1/models", "/%2e/v1/models", "/v1/models#/health"):
             assert client.get(path).status_code == 401, path
         refused = client.post("/v1/completions", content=b"x" * 1000)
@@ -129,7 +129,7 @@ def test_over_the_wire_too(server: Serving) -> None:
 
 
 def test_liveness_says_nothing_of_the_model(server: Serving) -> None:
-    with httpx.Client(base_url=server.url, timeout=30) as client:
+    with httpx.Client(base_url=server.url, timeout=60) as client:
         for path in sorted(LIVENESS):
             answer = client.get(path)
             assert answer.status_code == 200

@@ -87,7 +87,7 @@ def test_headers_without_end_are_refused(server: Serving) -> None:
     address = urlsplit(server.url)
     many = b"".join(b"X-%d: y\r\n" % number for number in range(1000))
     for headers in (b"X-Large: " + b"a" * (1 << 20) + b"\r\n", many, b"X-Request-Id: " + b"i" * 40_000 + b"\r\n"):
-        with socket.create_connection((address.hostname, address.port), timeout=30) as raw:
+        with socket.create_connection((address.hostname, address.port), timeout=60) as raw:
             with suppress(BrokenPipeError, ConnectionResetError):  # it does not listen to the end
                 raw.sendall(b"GET /v1/models HTTP/1.1\r\nHost: x\r\n" + headers + b"\r\n")
             try:
@@ -100,7 +100,7 @@ def test_headers_without_end_are_refused(server: Serving) -> None:
 def test_an_id_forges_no_line_of_the_log(server: Serving, log: pytest.LogCaptureFixture) -> None:
     address = urlsplit(server.url)
     evil = b"one\r\n two\x1b[31m ERROR forged"  # folded, so that it is one header
-    with socket.create_connection((address.hostname, address.port), timeout=30) as raw:
+    with socket.create_connection((address.hostname, address.port), timeout=60) as raw:
         raw.sendall(b"GET /health HTTP/1.1\r\nHost: x\r\nX-Request-Id: " + evil + b"\r\nConnection: close\r\n\r\n")
         answer = b"".join(iter(lambda: raw.recv(4096), b""))
     assert b"\x1b" not in answer
@@ -200,7 +200,7 @@ def test_a_key_is_in_no_start_line_and_no_process_list(tiny: str, tmp_path: Path
                 with httpx.Client(base_url=f"http://{url.netloc}", headers=bearer, timeout=60) as one:
                     told += [*say_some(one), one.get("/metrics").text]
             running.send_signal(signal.SIGTERM)
-            out, err = running.communicate(timeout=60)
+            out, err = running.communicate(timeout=200)
         finally:
             running.kill()
     assert running.returncode == 0

@@ -29,14 +29,14 @@ def _run(*argv: str, **options: object) -> "subprocess.CompletedProcess[str]":
 def test_help_loads_nothing_heavy(argv: list[str]) -> None:
     code = f"import sys; from kvpager.cli.main import main; code = main({argv!r})\n"
     code += f"print('LOADED', *sorted({HEAVY!r} & set(sys.modules))); sys.exit(code)"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=200)
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines()[-1] == "LOADED"
 
 
 def test_what_loads_torch_is_seen() -> None:
     code = f"import sys, kvpager.attention; print(*sorted({HEAVY!r} & set(sys.modules)))"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=200)
     assert "torch" in done.stdout.split()
 
 
@@ -175,6 +175,6 @@ def test_ctrl_c_stops_a_run_in_order(model: str) -> None:
         assert process.stderr is not None
         assert process.stdout.readline().startswith("{")  # many more are under way
         process.send_signal(signal.SIGINT)
-        _, errors = process.communicate(timeout=60)
+        _, errors = process.communicate(timeout=200)
     assert process.returncode == 130
     assert errors == "kvpager: stopped\n"

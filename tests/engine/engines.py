@@ -1,4 +1,7 @@
-"""What the tests of the engine share: driving it step by step with all books checked, and a tokenizer of numbers."""
+"""What the tests of the engine share: driving it step by step with all books checked, and a tokenizer of numbers.
+
+With tiers below, a step may wait instead of computing, and copies end when they do: tests/engine/tiers.py is for that.
+"""
 
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
@@ -43,6 +46,7 @@ def block_counts(engine: Engine) -> PoolCounts:
 
 def checked_step(engine: Engine) -> list[TokenEvent]:
     """One step, and all that must hold after it."""
+    assert engine.cache.lower is None, "checked_pass is for an engine with tiers"
     before = engine.statistics()
     events = engine.step()
     engine.check()
@@ -86,6 +90,7 @@ def answers(engine: Engine, prompts: Iterable[list[int]], sampling: Sampling | l
 
 def assert_idle(engine: Engine) -> None:
     """I29: an empty system uses nothing."""
+    assert engine.cache.lower is None, "assert_still is for an engine with tiers"
     engine.check()
     counts, statistics = block_counts(engine), engine.statistics()
     assert (counts.used, counts.moving) == (0, 0)

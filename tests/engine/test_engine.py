@@ -28,6 +28,7 @@ from tests.engine.engines import (
     text_of,
     wrapped,
 )
+from tests.engine.tiers import drive as drive_passes
 from tests.tiny_model import CONTEXT, VOCABULARY, ref, sharp_prompt, tiny_model
 
 NEW = 16  # tokens of an answer here
@@ -678,7 +679,7 @@ def test_preemptions_are_counted_by_what_becomes_of_the_pages(
     tiers = (HostTier(pages=16),) if has_tier else ()
     with Engine(tiny_model(), options=Options(page_size=16, tiers=tiers), num_blocks=16) as engine:
         engine.submit(list(range(2, 2 + length)), GREEDY)
-        drive(engine, lambda number: number == 3 and force_preemption(engine))
+        drive_passes(engine, lambda number: number == 3 and force_preemption(engine))
         found = engine.statistics()
         assert found.preemptions_by_mode == {mode: 1}
         assert found.preemptions == 1

@@ -171,7 +171,7 @@ def test_promtool_finds_nothing_to_say_about_our_text(requests: RequestMetrics, 
     body = Exposition(requests).render(shown, now=0.0, vllm_model=vllm_model).body
 
     def check(text: bytes) -> str:
-        done = subprocess.run(["promtool", "check", "metrics"], input=text, capture_output=True, timeout=60)
+        done = subprocess.run(["promtool", "check", "metrics"], input=text, capture_output=True, timeout=200)
         return (done.stdout + done.stderr).decode()
 
     assert [line for line in check(body).splitlines() if line.startswith("kvpager_")] == []

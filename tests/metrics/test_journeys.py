@@ -17,7 +17,7 @@ def test_a_page_goes_down_and_comes_back() -> None:
         for first in (1, 21, 1):
             prefill(Stamp(cache), T(first, first + 9)).free()
             assert cache.lower is not None
-            assert cache.lower.settle(10)
+            assert cache.lower.settle(60)
             now += 10.0
         log.drain()
         stops = journeys.of(cache.content_keys(T(1, 10))[1])

@@ -86,7 +86,7 @@ def test_of_a_real_cache() -> None:
         for first in (1, 21, 1):
             prefill(Stamp(cache), T(first, first + 9)).free()
             assert cache.lower is not None
-            assert cache.lower.settle(10)
+            assert cache.lower.settle(60)
             log.drain()
             now += 10.0
         assert total(life.tiers[DEVICE].lifetime)[0] >= 2

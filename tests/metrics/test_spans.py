@@ -143,7 +143,9 @@ def test_a_request_without_a_token_has_no_first_one() -> None:
 # -- collectors -----------------------------------------------------------------------------------------------------
 
 
-def test_a_collector_gets_them_by_otlp() -> None:
+def test_a_collector_gets_them_by_otlp(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("kvpager.metrics.spans._EXPORT_SECONDS", 60.0)
+    monkeypatch.setattr("kvpager.metrics.spans._CLOSE_SECONDS", 60.0)
     with collecting() as collector:
         spans = Spans(collector.url, address="127.0.0.1", port=8000, model=lambda: "tiny")
         for _ in range(3):
@@ -157,7 +159,9 @@ def test_a_collector_gets_them_by_otlp() -> None:
 def test_a_dead_collector_costs_nothing(
     is_silent: bool, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Silent: it takes the connection and never answers. Else: nobody is there."""
+    """Silent: it takes the connection and never answers. Else: nobody is there. Who waited for it would do so longer
+    than a test may take."""
+    monkeypatch.setattr("kvpager.metrics.spans._EXPORT_SECONDS", 3600.0)
     monkeypatch.setattr("kvpager.metrics.spans._CLOSE_SECONDS", 0.3)
     monkeypatch.setattr("kvpager.metrics.spans.MOST_QUEUED", 64)
     monkeypatch.setattr("kvpager.metrics.spans.MOST_AT_ONCE", 32)
@@ -168,12 +172,11 @@ def test_a_dead_collector_costs_nothing(
             listener.listen()
         port = listener.getsockname()[1]
         spans = Spans(f"http://127.0.0.1:{port}", address="127.0.0.1", port=8000, model=lambda: "tiny")
-        begin, request = perf_counter(), make_request()
+        request = make_request()
         for _ in range(300):
             finish(spans, request, asked())
         assert len(spans._processor._batch_processor._queue) <= 64
         spans.close()
-        assert perf_counter() - begin < 10.0, "somebody waited for the collector"
 
 
 @pytest.mark.parametrize(

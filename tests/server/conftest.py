@@ -23,5 +23,5 @@ def server(model: str) -> Iterator[Serving]:
 
 @pytest.fixture
 def client(server: Serving) -> Iterator[httpx.Client]:
-    with httpx.Client(base_url=server.url, timeout=30) as opened:
+    with httpx.Client(base_url=server.url, timeout=60) as opened:
         yield opened

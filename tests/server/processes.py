@@ -66,7 +66,7 @@ class Process:
         """Its exit code."""
         code = self._process.wait(seconds)
         for reader in self._readers:
-            reader.join(5)
+            reader.join(60)
         return code
 
     def kill(self) -> None:
@@ -74,7 +74,7 @@ class Process:
             self._process.kill()
             self._process.wait()
         for reader in self._readers:
-            reader.join(5)
+            reader.join(60)
         for stream in (self._process.stdout, self._process.stderr):
             assert stream is not None
             stream.close()
@@ -82,8 +82,8 @@ class Process:
 
 @contextmanager
 def serve_process(*argv: str, env: dict[str, str] | None = None) -> Iterator[tuple[Process, str]]:
-    """A server that has started, and its URL. ``--port 0`` is given."""
-    process = Process(*argv, "--port", "0", env=env)
+    """A server that has started, and its URL. ``--port 0`` is given; a busy machine is no stalled engine."""
+    process = Process(*argv, "--port", "0", "--stall-seconds", "600", env=env)
     try:
         yield process, process.wait_for("  api ").split()[1].removesuffix("/v1")
     finally:
@@ -119,7 +119,7 @@ def resident_bytes(pid: int) -> int:
 
 def wait_until(url: str, status: int, path: str = "/ready", seconds: float = 30) -> httpx.Response:
     stop_at = time.monotonic() + seconds
-    while (response := httpx.get(url + path, timeout=30)).status_code != status:
+    while (response := httpx.get(url + path, timeout=60)).status_code != status:
         assert time.monotonic() < stop_at, f"{path} still says {response.status_code}"
         time.sleep(0.02)
     return response

@@ -51,7 +51,7 @@ def serving(
     def open_usual() -> Engine:
         return Engine(model, options=Options(model=model, page_size=4, **options), num_blocks=num_blocks)  # type: ignore[arg-type]
 
-    app = create_app(open_engine or open_usual, server or ServerOptions(port=0))
+    app = create_app(open_engine or open_usual, server or ServerOptions(port=0, stall_seconds=600))
     running = uvicorn.Server(uvicorn.Config(app, host="127.0.0.1", port=0, log_level="warning", lifespan="on"))
     thread = threading.Thread(target=running.run, name="test-server", daemon=True)
     thread.start()

@@ -21,10 +21,10 @@ ALWAYS = Rule(
 
 def test_what_fires_is_shown_in_the_frames(model: str) -> None:
     with serving(model) as server:
-        assert httpx.get(server.url + "/v1/kv/frame").json()["alerts"] == []
+        assert httpx.get(server.url + "/v1/kv/frame", timeout=60).json()["alerts"] == []
         server.service.alerts = Alerts(rules=(ALWAYS,))
         stop_at = time.monotonic() + 60
-        while not (alerts := httpx.get(server.url + "/v1/kv/frame").json()["alerts"]):
+        while not (alerts := httpx.get(server.url + "/v1/kv/frame", timeout=60).json()["alerts"]):
             assert time.monotonic() < stop_at
             time.sleep(0.2)
     (alert,) = alerts

@@ -15,7 +15,18 @@ from kvpager.metrics.request_metrics import RequestMetrics
 from kvpager.server.engine_loop import MAX_FAILING_STEPS
 from kvpager.server.engine_thread import EngineGone, EngineThread
 from kvpager.server.health import Condition
-from tests.server.threads import Gate, RaiseOnce, ask, at_rest, first_of, tokens_of, with_thread
+from tests.server.threads import (
+    Gate,
+    GateWhen,
+    RaiseOnce,
+    ask,
+    at_rest,
+    first_of,
+    has_output,
+    held_steps,
+    tokens_of,
+    with_thread,
+)
 
 LONG = 400
 SECRET = "what the client wrote"
@@ -160,13 +171,14 @@ def test_when_the_engine_fails_all_ends_at_once(
 ) -> None:
     @with_thread(max_running=2)
     async def fails(thread: EngineThread) -> None:
-        answers = [await thread.submit(ask(max_tokens=LONG)) for _ in range(4)]
-        await first_of(answers[0])
-        assert thread.health.is_ready  # control
-        reading = [asyncio.create_task(tokens_of(answer)) for answer in answers]
-        await breaking(thread)
-        async with asyncio.timeout(30):
-            ends = await asyncio.gather(*reading, return_exceptions=True)
+        assert thread.engine is not None
+        with held_steps(thread.engine, has_output):
+            answers = [await thread.submit(ask(max_tokens=LONG)) for _ in range(4)]
+            await first_of(answers[0])
+            assert thread.health.is_ready  # control
+            reading = [asyncio.create_task(tokens_of(answer)) for answer in answers]
+            await breaking(thread)
+        ends = await asyncio.gather(*reading, return_exceptions=True)
         assert [type(end) for end in ends] == [EngineGone] * 4
         assert (thread.health.condition, thread.health.is_alive) == (Condition.FAILED, False)
         with pytest.raises(EngineGone, match="failed"):
@@ -224,9 +236,8 @@ async def test_a_drain_lets_what_runs_end_and_takes_nothing_more(thread: EngineT
 
 @with_thread()
 async def test_a_drain_ends_what_does_not_end_in_time(thread: EngineThread) -> None:
+    thread.before_turn = gate = GateWhen(has_output)
     answer = await thread.submit(ask(max_tokens=LONG))
-    gate = Gate()
-    thread.before_turn = gate
     reading = asyncio.create_task(tokens_of(answer))
     assert not await thread.drain(0.1)
     with pytest.raises(EngineGone, match="the server stops"):
@@ -243,10 +254,13 @@ async def test_a_drain_of_an_idle_engine_is_done(thread: EngineThread) -> None:
 
 @with_thread()
 async def test_stopping_ends_what_runs(thread: EngineThread) -> None:
+    thread.before_turn = gate = GateWhen(has_output)
     answer = await thread.submit(ask(max_tokens=LONG))
     reading = asyncio.create_task(tokens_of(answer))
+    stopping = asyncio.create_task(thread.stop())
     await asyncio.sleep(0)
-    assert await thread.stop()
+    gate.open()
+    assert await stopping
     with pytest.raises(EngineGone, match="stopped"):
         await reading
     assert await thread.stop()  # again

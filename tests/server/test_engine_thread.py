@@ -2,6 +2,7 @@
 
 import asyncio
 from collections import Counter
+from itertools import pairwise
 from typing import Any
 
 import httpx
@@ -15,6 +16,7 @@ from kvpager.metrics.request_metrics import RequestMetrics
 from kvpager.server import engine_thread
 from kvpager.server.engine_thread import Ask, EngineGone, EngineThread
 from kvpager.server.health import Condition
+from tests.engine.tiers import VirtualClock
 from tests.server.serving import Serving
 from tests.server.threads import (
     LIMIT,
@@ -24,12 +26,19 @@ from tests.server.threads import (
     at_rest,
     first_of,
     greedy,
+    has_output,
+    held_steps,
     running_thread,
     tokens_of,
     with_thread,
 )
 
 LONG = 400  # tokens: longer than any test looks
+
+
+def open_engine_of(thread: EngineThread) -> Engine:
+    assert thread.engine is not None
+    return thread.engine
 
 
 def test_a_completion_is_that_of_the_engine(client: httpx.Client, server: Serving) -> None:
@@ -127,14 +136,15 @@ async def test_a_surplus_is_refused_although_the_engine_is_busy(thread: EngineTh
 async def test_no_place_is_lost_or_won_over_time(thread: EngineThread) -> None:
     """The count on the event loop's side and the engine's own agree, whatever ends how."""
     for _ in range(5):
-        running = await thread.submit(ask(max_tokens=LONG))
-        await first_of(running)  # the engine has taken it from its queue
-        while (await thread.call(lambda engine: engine.num_waiting)) or thread.num_waiting:
-            await asyncio.sleep(0.001)
-        queued = [await thread.submit(ask()) for _ in range(2)]
-        with pytest.raises(QueueFull):
-            await thread.submit(ask())
-        running.cancel()
+        with held_steps(open_engine_of(thread), has_output):
+            running = await thread.submit(ask(max_tokens=LONG))
+            await first_of(running)  # the engine has taken it from its queue
+            while (await thread.call(lambda engine: engine.num_waiting)) or thread.num_waiting:
+                await asyncio.sleep(0.001)
+            queued = [await thread.submit(ask()) for _ in range(2)]
+            with pytest.raises(QueueFull):
+                await thread.submit(ask())
+            running.cancel()
         for answer in queued:
             await answer.completions()
         await at_rest(thread)
@@ -167,8 +177,9 @@ async def test_what_is_cancelled_in_the_inbox_never_reaches_the_engine(thread: E
 
 @with_thread(max_running=1)
 async def test_leaving_the_context_cancels(thread: EngineThread) -> None:
-    async with await thread.submit(ask(max_tokens=LONG)) as running, await thread.submit(ask()) as queued:
-        await first_of(running)
+    with held_steps(open_engine_of(thread), has_output):
+        async with await thread.submit(ask(max_tokens=LONG)) as running, await thread.submit(ask()) as queued:
+            await first_of(running)
     await at_rest(thread)
     for answer in (running, queued):
         events = [event async for batch in answer.events() for event in batch]
@@ -179,11 +190,12 @@ async def test_leaving_the_context_cancels(thread: EngineThread) -> None:
 
 @with_thread()
 async def test_who_waits_for_completions_and_is_cancelled_cancels(thread: EngineThread) -> None:
-    answer = await thread.submit(ask(max_tokens=LONG))
-    task = asyncio.create_task(answer.completions())
-    await asyncio.sleep(0)
-    task.cancel()
-    await asyncio.wait([task])
+    with held_steps(open_engine_of(thread), has_output):
+        answer = await thread.submit(ask(max_tokens=LONG))
+        task = asyncio.create_task(answer.completions())
+        await asyncio.sleep(0)
+        task.cancel()
+        await asyncio.wait([task])
     await at_rest(thread)
     assert answer.is_cancelled
 
@@ -246,9 +258,8 @@ async def test_what_never_began_in_its_time_fails(thread: EngineThread) -> None:
 async def test_it_ends_in_time_even_if_the_engine_does_not_answer(thread: EngineThread) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(engine_thread, "_BUSY_SECONDS", 0.1)
+        thread.before_turn = gate = GateWhen(has_output)
         answer = await thread.submit(ask(max_tokens=LONG))
-        gate = Gate()
-        thread.before_turn = gate
         await gate.reached()
         thread._max_seconds = 0.1  # not before: a slow machine does not take long to take a request
         thread._expire(answer)
@@ -266,17 +277,13 @@ async def test_a_stall_shows_and_passes(thread: EngineThread) -> None:
     gate = Gate()
     thread.before_turn = gate
     await gate.reached()
-    thread._stall_seconds = 0.2  # not before: a slow machine is not a stalled engine
-    while thread.health.is_ready:
-        await asyncio.sleep(0.01)
+    thread._side.heartbeat -= 2 * thread._stall_seconds
     assert (thread.health.condition, thread.health.is_alive) == (Condition.STALLED, True)
     with pytest.raises(EngineGone, match="stalled") as caught:
         await thread.submit(ask())
     assert (caught.value.status, caught.value.retry_after) == (503, 10)
-    while thread.health.is_alive:
-        await asyncio.sleep(0.01)
-    assert thread.health.condition is Condition.HUNG
-    thread._stall_seconds = 30
+    thread._side.heartbeat -= 5 * thread._stall_seconds
+    assert (thread.health.condition, thread.health.is_alive) == (Condition.HUNG, False)
     gate.open()
     assert len((await answer.completions())[0].token_ids) == 30
     while not thread.health.is_ready:
@@ -284,27 +291,26 @@ async def test_a_stall_shows_and_passes(thread: EngineThread) -> None:
     await (await thread.submit(ask())).completions()
 
 
-@with_thread(stall_seconds=2.0)
-async def test_an_idle_engine_is_not_stalled_and_does_nearly_nothing(thread: EngineThread) -> None:
-    turns = 0
-
-    def count(engine: Engine) -> None:
-        nonlocal turns
-        turns += 1
-
-    thread.before_turn = count
-    for _ in range(25):
+@with_thread()
+async def test_an_idle_engine_gives_signs_of_life_and_does_nearly_nothing(thread: EngineThread) -> None:
+    turns: list[float] = []  # when each began
+    thread.before_turn = lambda engine: turns.append(thread._side.heartbeat)
+    while len(turns) < 6:
         await asyncio.sleep(0.1)
-        assert thread.health.is_ready
-    assert turns <= 8
+    assert sorted(set(turns)) == turns
+    assert min(later - earlier for earlier, later in pairwise(turns)) > 0.4
+    assert thread.health.is_ready
 
 
 @with_thread()
 async def test_time_passes_while_nothing_runs(thread: EngineThread) -> None:
     """What a client said must go after a while goes without any request."""
-    retain = (Retention(ttl=0.2),)
+    clock = VirtualClock()
+    await thread.call(lambda engine: setattr(engine.cache.retention, "_clock", clock))
+    retain = (Retention(ttl=60.0),)
     await (await thread.submit(ask("the moon changes its shape", retain=retain))).completions()
     assert await thread.call(lambda engine: engine.cache.pool.counts().cached) > 0
+    clock.now += 61.0
     while await thread.call(lambda engine: engine.cache.index.num_entries):
         await asyncio.sleep(0.05)
 
@@ -375,8 +381,9 @@ def test_metrics_are_told_of_each_step_of_a_request(model: str) -> None:
             metrics.calls.clear()
             with pytest.raises(RequestError):
                 await thread.submit(Ask([], greedy(3)))
-            async with await thread.submit(Ask([5], greedy(LONG))) as answer:
-                await first_of(answer)
+            with held_steps(open_engine_of(thread), has_output):
+                async with await thread.submit(Ask([5], greedy(LONG))) as answer:
+                    await first_of(answer)
             await at_rest(thread)
             gate = Gate()
             thread.before_turn = gate

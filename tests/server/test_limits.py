@@ -1,7 +1,7 @@
 """What a body may be, and what of a request is bounded before a route sees it."""
 
 import json
-from time import perf_counter
+from time import thread_time
 
 import pytest
 
@@ -50,8 +50,8 @@ def test_json_objects_are_taken(body: bytes) -> None:
     ],
 )
 def test_all_else_is_refused_at_once(body: bytes, reason: str) -> None:
-    begin = perf_counter()
+    begin = thread_time()  # not the clock: a machine does other things
     with pytest.raises(ApiError, match=reason) as refused:
         parse_json(body)
     assert refused.value.status == 400
-    assert perf_counter() - begin < 1
+    assert thread_time() - begin < 1

@@ -98,7 +98,7 @@ def test_evictions_have_their_policy_and_reason(model: str) -> None:
 
 def test_vllm_names_are_added_on_request(model: str) -> None:
     with serving(model, server=ServerOptions(port=0, metrics_compat="vllm", served_name="tiny")) as server:
-        text = httpx.get(server.url + "/metrics").text
+        text = httpx.get(server.url + "/metrics", timeout=60).text
     assert 'vllm:num_requests_running{engine="0",model_name="tiny"} 0.0' in text
 
 
@@ -180,10 +180,14 @@ def test_only_operators_may_scrape(model: str, tmp_path: Path) -> None:
     keys.chmod(0o600)
     with serving(model, server=ServerOptions(port=0, api_keys=keys)) as server:
         for key, status in (("", 401), ("sk-wrong-0123456789", 401), ("sk-team-a-0123456789", 403)):
-            answer = httpx.get(server.url + "/metrics", headers={"Authorization": f"Bearer {key}"} if key else {})
+            answer = httpx.get(
+                server.url + "/metrics", headers={"Authorization": f"Bearer {key}"} if key else {}, timeout=60
+            )
             assert answer.status_code == status
             assert "kvpager_" not in answer.text
-        answer = httpx.get(server.url + "/metrics", headers={"Authorization": "Bearer sk-ops-0123456789abc"})
+        answer = httpx.get(
+            server.url + "/metrics", headers={"Authorization": "Bearer sk-ops-0123456789abc"}, timeout=60
+        )
         assert answer.status_code == 200
         assert "kvpager_blocks" in answer.text
         assert "team-a" not in answer.text

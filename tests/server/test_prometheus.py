@@ -82,7 +82,7 @@ def _prometheus(folder: Path, target: str) -> Iterator[httpx.Client]:
     with (folder / "log").open("w") as log:
         process = subprocess.Popen(["prometheus", *arguments], stdout=log, stderr=log)
     try:
-        with httpx.Client(base_url=f"http://{address}/api/v1", timeout=30) as api:
+        with httpx.Client(base_url=f"http://{address}/api/v1", timeout=60) as api:
             stop_at = time.monotonic() + _PATIENCE
             while not _is_up(api):
                 assert process.poll() is None, (folder / "log").read_text()

@@ -20,6 +20,7 @@ from schemathesis.specs.openapi import checks
 
 from kvpager.config.server_options import ServerOptions
 from kvpager.config.tiers import DiskTier
+from tests.server.openai.settled import assert_settled
 from tests.server.serving import Serving, serving
 
 KEY = "sk-fuzz-0123456789abcdef"
@@ -109,8 +110,7 @@ def check_alive(server: Serving) -> None:
         assert client.get("/ready").status_code == 200
         answer = client.post("/v1/completions", json={"prompt": "hi", "max_tokens": 1})
         assert answer.status_code == 200
-        pool = client.get("/v1/kv/info").json()["pool"]
-    assert pool["used"] == pool["moving"] == 0
+    assert_settled(server)
 
 
 @pytest.mark.slow

@@ -21,7 +21,7 @@ from kvpager.metrics.snapshot import take
 from kvpager.server import run as server_run
 from kvpager.server.start_block import Start, describe_start
 from kvpager.server.status_line import status_line
-from tests.server.threads import ask, running_thread
+from tests.server.threads import ask, at_rest, running_thread
 
 Run = Callable[..., tuple[int, str, str]]
 
@@ -190,6 +190,7 @@ def test_the_status_line(model: str) -> None:
             prompt = "the moon changes its shape because"
             for _ in range(2):
                 await (await thread.submit(ask(prompt, 6))).completions()
+            await at_rest(thread)
             now = await thread.call(lambda engine: take(engine, 10.0))
             line = status_line(before, now)
             assert line is not None

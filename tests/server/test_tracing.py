@@ -12,10 +12,12 @@ pytest.importorskip("opentelemetry.exporter.otlp.proto.http", reason="needs the 
 TRACE, PARENT = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
 
 
-def test_requests_are_traced(model: str) -> None:
+def test_requests_are_traced(model: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("kvpager.metrics.spans._EXPORT_SECONDS", 60.0)
+    monkeypatch.setattr("kvpager.metrics.spans._CLOSE_SECONDS", 60.0)
     with collecting() as collector:
         options = ServerOptions(port=0, otel=collector.url, served_name="tiny")
-        with serving(model, server=options) as server, httpx.Client(base_url=server.url, timeout=30) as client:
+        with serving(model, server=options) as server, httpx.Client(base_url=server.url, timeout=60) as client:
             ask = {"model": "tiny", "max_tokens": 4, "temperature": 1.0, "n": 2}
             header = {"traceparent": f"00-{TRACE}-{PARENT}-01", "x-session-id": "walk"}
             prompt = "over the hills and far away"

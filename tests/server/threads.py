@@ -7,8 +7,9 @@ async def test_x(thread: EngineThread) -> None: ...
 import asyncio
 import functools
 import threading
-from collections.abc import AsyncIterator, Callable, Coroutine
-from contextlib import asynccontextmanager
+import time
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from typing import Any
 
 from kvpager.config import Options
@@ -19,6 +20,7 @@ from kvpager.metrics.request_metrics import RequestMetrics
 from kvpager.server.answer import Answer, Ask
 from kvpager.server.engine_thread import EngineThread
 from kvpager.server.health import Condition
+from tests.engine.engines import wrapped
 
 LIMIT = 60  # seconds of a test: something waits for ever
 
@@ -66,7 +68,7 @@ async def running_thread(
     model: str,
     *,
     num_blocks: int = 64,
-    stall_seconds: float = 30,
+    stall_seconds: float = 600,
     max_seconds: float | None = None,
     metrics: RequestMetrics | None = None,
     **options: Any,
@@ -110,11 +112,12 @@ def with_thread(**settings: Any) -> Callable[[Callable[..., Coroutine[Any, Any, 
 
 
 async def at_rest(thread: EngineThread) -> None:
-    """Waits until nothing runs, and checks that the books say so: no page is mapped, held or on its way."""
+    """Waits until nothing runs or moves, and checks that the books say so: no page is mapped, held or on its way."""
 
     def is_at_rest(engine: Engine) -> bool:
-        counts = engine.cache.pool.counts()
-        return not engine.has_work and counts.used == counts.moving == 0
+        counts, lower = engine.cache.pool.counts(), engine.cache.lower
+        is_moving = lower is not None and lower.migration.num_open > 0
+        return not (engine.has_work or is_moving or counts.used or counts.moving)
 
     while not await thread.call(is_at_rest):
         await asyncio.sleep(0.01)
@@ -146,3 +149,23 @@ class GateWhen(Gate):
     def __call__(self, engine: Engine) -> None:
         if self.is_reached.is_set() or self._condition(engine):
             super().__call__(engine)
+
+
+@contextmanager
+def held_steps(engine: Engine, condition: Callable[[Engine], object]) -> Iterator[None]:
+    """While ``condition``, which may look only, is true the engine computes nothing; its thread goes on, and takes what
+    it is told. So what runs lasts as long as a test needs it, however slow the machine is."""
+
+    def step(original: Callable[[], list[TokenEvent]]) -> list[TokenEvent]:
+        if condition(engine):
+            time.sleep(0.001)
+            return []
+        return original()
+
+    with wrapped(engine, "step", step):
+        yield
+
+
+def has_output(engine: Engine) -> bool:
+    """Something that runs has a token."""
+    return any(branch.output for branch in engine.branches())

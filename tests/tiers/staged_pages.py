@@ -48,7 +48,7 @@ class FaultyTier:
     def read_parts(self, indices: np.ndarray, start: int, into: np.ndarray) -> list[TierError | None]:
         number, self.num_calls = self.num_calls, self.num_calls + 1
         self.begun.set()
-        assert self.go.wait(20)
+        assert self.go.wait(60)
         error = self.errors.get(number)
         if isinstance(error, TierError):
             return [error] * len(indices)

@@ -95,7 +95,7 @@ def test_a_page_that_changed_in_the_host_tier_is_a_miss_of_far_or_converted_page
         rows = torch.full((LAYOUT.layers, 16, 2, 32), 0.5, dtype=torch.bfloat16)  # finite, for int8 takes nothing else
         seq.write(0, rows, rows)
         seq.free()
-        assert cache.lower.settle(10.0)
+        assert cache.lower.settle(60)
         cache._reclaimer.make_free(64)
         host = cache.lower.migration.tiers[0]
         host._arena.blocks[host._book._slot_of[host.pages()[1].key]][100] ^= 4

@@ -28,7 +28,7 @@ def opened(*tiers: Any, num_bytes: int = 1 << 17, deadline: float | None = None)
     try:
         yield window
     finally:
-        window.close(timeout=20)
+        window.close(timeout=60)
         assert not [thread for thread in threading.enumerate() if "staging" in thread.name or "fetch" in thread.name]
 
 
@@ -218,7 +218,7 @@ def test_a_stream_may_be_closed_while_it_is_read(tier: FaultyTier) -> None:
     with opened(tier) as window:
         tier.go.clear()
         with window.stream(iter(plan)) as stream:
-            assert tier.begun.wait(20)
+            assert tier.begun.wait(60)
         assert window.memory._free == set()
         with window.stream(iter([])) as another:
             assert another.memory is not stream.memory

@@ -37,7 +37,7 @@ def shared(model: str, keys: Path, tmp_path_factory: pytest.TempPathFactory) -> 
 def speak_for(shared: Serving) -> Iterator[As]:
     """``speak_for("team-a")`` is a client with that tenant's key."""
     opened = {
-        name: httpx.Client(base_url=shared.url, timeout=30, headers={"Authorization": f"Bearer {key}"})
+        name: httpx.Client(base_url=shared.url, timeout=60, headers={"Authorization": f"Bearer {key}"})
         for name, key in KEYS.items()
     }
     yield opened.__getitem__

@@ -20,7 +20,7 @@ def test_a_session_outlives_the_server(model: str, keys: Path, tmp_path: Path) -
     chat = {"messages": MESSAGES, "max_tokens": 1, "cache_salt": "s"}
 
     def client_of(server: Serving) -> httpx.Client:
-        return httpx.Client(base_url=server.url, timeout=30, headers={"Authorization": f"Bearer {KEYS['team-a']}"})
+        return httpx.Client(base_url=server.url, timeout=60, headers={"Authorization": f"Bearer {KEYS['team-a']}"})
 
     with serving(model, server=options, tiers=tiers) as server, client_of(server) as client:
         client.post("/v1/chat/completions", json=chat)

@@ -235,14 +235,14 @@ def test_the_stream_ends_with_the_engine(model: str) -> None:
         raise MemoryError("the device is gone")
 
     with serving(model, num_blocks=8) as own:
-        with httpx.stream("GET", f"{own.url}/v1/kv/stream", timeout=30) as response:
+        with httpx.stream("GET", f"{own.url}/v1/kv/stream", timeout=60) as response:
             lines = response.iter_lines()
             assert next(lines) == "event: frame"
             own.service.thread.before_turn = die
             names = [line for line in lines if line.startswith(("event:", "data:"))]
         assert names[-2] == "event: gone"
         assert json.loads(names[-1].removeprefix("data: "))["error"]["code"] == "engine_unavailable"
-        assert httpx.get(f"{own.url}/v1/kv/frame", timeout=30).status_code == 503
+        assert httpx.get(f"{own.url}/v1/kv/frame", timeout=60).status_code == 503
 
 
 def test_alerts_that_fire_are_in_the_frames(client: httpx.Client, monkeypatch: pytest.MonkeyPatch) -> None:

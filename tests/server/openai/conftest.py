@@ -10,7 +10,7 @@ from tests.server.serving import Serving
 
 @pytest.fixture
 def api(server: Serving) -> Iterator[openai.OpenAI]:
-    with openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0, timeout=30) as client:
+    with openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0, timeout=60) as client:
         yield client
 
 

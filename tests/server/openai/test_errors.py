@@ -126,7 +126,7 @@ def narrow(model: str) -> Iterator[Serving]:
 
 
 def test_a_full_queue_is_429_with_a_time_to_wait(narrow: Serving) -> None:
-    with httpx.Client(base_url=narrow.url, timeout=30) as client:
+    with httpx.Client(base_url=narrow.url, timeout=60) as client:
         response = client.post("/v1/completions", json={"prompt": ["a"] * 10, "max_tokens": 100})
         assert (response.status_code, response.json()["error"]["code"]) == (429, "queue_full")
         assert int(response.headers["Retry-After"]) >= 1
@@ -148,7 +148,7 @@ def test_a_request_may_not_take_for_ever(model: str, monkeypatch: pytest.MonkeyP
                 if answer.limit is not None and not answer.is_expired:
                     loop.call_soon_threadsafe(thread._expire, answer)
 
-        with httpx.Client(base_url=server.url, timeout=30) as client, monkeypatch.context() as patched:
+        with httpx.Client(base_url=server.url, timeout=60) as client, monkeypatch.context() as patched:
             patched.setattr(server.engine, "step", lambda: time.sleep(0.01))
             thread.before_turn = expire
             response = client.post("/v1/completions", json={"prompt": "hi", "stream": stream})
@@ -163,7 +163,7 @@ def test_a_request_may_not_take_for_ever(model: str, monkeypatch: pytest.MonkeyP
 
 @pytest.mark.parametrize("stream", [False, True])
 def test_a_failure_of_the_model_says_nothing_of_the_text(model: str, stream: bool) -> None:
-    with serving(model) as server, httpx.Client(base_url=server.url, timeout=30) as client:
+    with serving(model) as server, httpx.Client(base_url=server.url, timeout=60) as client:
         body = {"prompt": MARKER, "max_tokens": 8, "temperature": 0, "ignore_eos": True, "stream": stream}
         assert client.post("/v1/completions", json=body).status_code == 200
         spoil(server.engine, after=3)

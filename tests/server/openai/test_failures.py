@@ -61,7 +61,7 @@ def read(answers: Sequence[Answer], speak: Speak) -> tuple[list[dict[str, Any]],
     """The choices that were streamed, and the error at the end; None: it ended well."""
 
     async def all_of() -> bytes:
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             return b"".join([part async for part in events(answers, speak)])
 
     *chunks, last = [each.removeprefix("data: ") for each in asyncio.run(all_of()).decode().strip().split("\n\n")]

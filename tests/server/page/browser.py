@@ -14,7 +14,7 @@ from selenium.webdriver.common.by import By
 from selenium.webdriver.remote.webelement import WebElement
 from selenium.webdriver.support.ui import WebDriverWait
 
-PATIENCE = 30.0  # seconds; a loaded machine may need them
+PATIENCE = 90.0  # seconds; a loaded machine may need them
 
 # Runs in the page before its own scripts do: what a browser only says once.
 _WATCH = """

@@ -27,7 +27,7 @@ def test_what_stands_in_the_way_is_told(browser: Browser, moving: Served, status
     moving.feed.reason = "the engine is draining" if status == 503 else ""
     browser.open(moving.url)
     browser.until(lambda: browser.run("return document.querySelector('#connection').dataset.state") == state)
-    assert words in browser.text("#connection-words")
+    browser.until(lambda: words in browser.text("#connection-words"))
     moving.feed.status = 200
     browser.until_live()
 

@@ -25,8 +25,8 @@ def test_it_loads_without_a_fault_and_draws_every_block(browser: Browser, still:
     memory = still.feed.memory
     shown = browser.page("[...page.view().memory.owner]")
     assert shown == memory.owner.tolist()
-    assert browser.text("#map-caption").startswith("2,000 blocks of 32 tokens")
-    assert browser.text("#model") == "SmolLM2-360M-Instruct"
+    browser.until(lambda: browser.text("#map-caption").startswith("2,000 blocks of 32 tokens"))
+    browser.until(lambda: browser.text("#model") == "SmolLM2-360M-Instruct")  # it is asked for beside the frames
     # Positive: a fault is seen.
     browser.run("document.body.setAttribute('style', 'color: red')")
     browser.until(lambda: any("style-src" in fault for fault in browser.faults()))
@@ -40,9 +40,9 @@ def test_hovering_shows_whose_page_it_is(browser: Browser, still: Served) -> Non
     shared = int(np.flatnonzero((memory.state == USED) & (memory.mappings > 1))[0])
     for block in (used, shared):
         browser.point_at(block)
+        browser.until(lambda block=block: f"Block {block:,}" in browser.text("#tip"))
         branch = by_owner[int(memory.owner[block])]
         tip = browser.text("#tip")
-        assert f"Block {block:,}" in tip
         assert branch.request[-8:] in tip
         assert branch.session in tip
         assert f"{memory.tokens[block]} of {PAGE_SIZE}" in tip
@@ -51,7 +51,7 @@ def test_hovering_shows_whose_page_it_is(browser: Browser, still: Served) -> Non
         assert f"{count} page table{'s' if count > 1 else ''}" in tip
     free = int(np.flatnonzero(memory.state == FREE)[5])
     browser.point_at(free)
-    assert "free" in browser.text("#tip")
+    browser.until(lambda: "free" in browser.text("#tip"))
     assert "owner" not in browser.text("#tip")
 
 
@@ -90,9 +90,9 @@ def test_the_keyboard_reaches_every_block(browser: Browser, still: Served) -> No
     sheet = browser.find("#sheet")
     columns = browser.page("page.map.columns")
     sheet.send_keys(Keys.ARROW_RIGHT, Keys.ARROW_RIGHT, Keys.ARROW_DOWN)
-    assert browser.text("#map-spoken").startswith(f"Block {columns + 1},")
+    browser.until(lambda: browser.text("#map-spoken").startswith(f"Block {columns + 1},"))
     sheet.send_keys(Keys.END)
-    assert browser.text("#map-spoken").startswith("Block 1999,")
+    browser.until(lambda: browser.text("#map-spoken").startswith("Block 1999,"))
     sheet.send_keys(Keys.ARROW_DOWN)
     assert browser.text("#map-spoken").startswith("Block 1999,")
     sheet.send_keys(Keys.ESCAPE)
@@ -134,7 +134,7 @@ def test_scrubbing_goes_back_and_live_returns(browser: Browser, moving: Served) 
         "const s = document.querySelector('#scrubber'); s.value = +s.min + 3; s.dispatchEvent(new Event('input'))"
     )
     browser.until(lambda: not browser.page("page.view().isLive"))
-    assert "ago" in browser.text("#moment")
+    browser.until(lambda: "ago" in browser.text("#moment"))
     assert browser.page("[...page.view().memory.state]") != newest
     shown = browser.page("page.view().meta.seq")
     last = browser.page("page.history.last")
@@ -142,7 +142,7 @@ def test_scrubbing_goes_back_and_live_returns(browser: Browser, moving: Served) 
     assert browser.page("page.view().meta.seq") == shown, "what is looked at stays"
     browser.find("#live").click()
     browser.until(lambda: browser.page("page.view().isLive && page.view().meta.seq") > shown + 50)
-    assert "ago" not in browser.text("#moment")
+    browser.until(lambda: "ago" not in browser.text("#moment"))
 
 
 @pytest.mark.parametrize("width", [1440, 1024, 390])
@@ -175,8 +175,8 @@ def test_page_tables_are_asked_for_only_while_in_view(browser: Browser, still: S
     assert browser.run(asked) == 0
     browser.run("document.querySelector('#tables').scrollIntoView({behavior: 'instant'})")
     browser.until(lambda: browser.run(asked) >= 2)
+    browser.until(lambda: browser.page("page.tables.rows.length") == len(still.feed.memory.branches))
     rows = browser.page("page.tables.rows.map((row) => [row.owner, row.parent, row.depth])")
-    assert len(rows) == len(still.feed.memory.branches)
     order = [row[0] for row in rows]
     forks = [row for row in rows if row[1] is not None and row[1] in order]
     assert forks, "the made-up memory has forks"
