@@ -11,6 +11,9 @@
 #pragma once
 
 #include "registers.h"
+#if defined(KV_ISA_amx)
+#include "tiles.h"
+#endif
 
 namespace kv::KV_ISA {
 namespace {
@@ -127,12 +130,6 @@ struct Bf16 {
 #endif
 
 #if defined(KV_ISA_amx)
-struct TileConfig {  // the operand of ldtilecfg: palette 1, eight tiles of 16 rows of 64 bytes
-  uint8_t palette = 1, start_row = 0, reserved[14] = {};
-  uint16_t row_bytes[16] = {64, 64, 64, 64, 64, 64, 64, 64};
-  uint8_t rows[16] = {16, 16, 16, 16, 16, 16, 16, 16};
-};
-
 struct Tiles : Bf16 {
   // Blocks of 2 x 2 tiles. `background` is vector work to do meanwhile: the matrix unit takes 64 cycles for the four
   // products, the instructions that start them only a few.
@@ -172,11 +169,8 @@ struct Tiles : Bf16 {
       _tile_stored(3, c + 16 * LANES + 16, LANES * 4);
     }
   }
-  static void begin() {
-    alignas(64) static constexpr TileConfig config;
-    _tile_loadconfig(&config);
-  }
-  static void end() { _tile_release(); }
+  static void begin() { begin_tiles(); }
+  static void end() { end_tiles(); }
 };
 #endif
 

@@ -27,7 +27,7 @@ LONGEST = 8192  # tokens of a request and its answer
 SYSTEM_TOKENS = 2000
 _TRACE_PART = 16  # a conversation's lengths are divided by it: the trace's longest request has 128,195 tokens
 _OFFERED = 2.0  # times what the best peer can serve: conversations come that fast, so how fast they end is the engine's
-_PEER_PROMPT_RATE, _PEER_ANSWER_RATE = 514.0, 211.0  # tokens a second: that peer's, on record (docs/peers.md)
+_PEER_PROMPT_RATE, _PEER_ANSWER_RATE = 2450.0, 640.0  # tokens a second: that peer's, the most on record (docs/log.md)
 _AZURE_LONGEST = 14_089  # tokens of the trace's longest request and its answer
 _LEAST_NEW = 1  # tokens a turn adds at least
 

@@ -4,8 +4,8 @@
     fp16       any                    torch's; the native one has no fp16
     fp32       any                    native with AVX2 and no more, where it comes nearer to the processor's peak
                up to ``few_rows()``   native elsewhere, above torch's
-    bf16       any                    native with matrix tiles (AMX), and where no instruction multiplies bf16: torch's takes
-                                      several times as long
+    bf16       any                    native with matrix tiles (AMX), and where no instruction multiplies bf16: torch's
+                                      takes several times as long
                up to ``few_rows()``   native, where only dot products do: reading the weights is all that takes time;
                                       above torch's
 
@@ -58,4 +58,3 @@ def matrix_product(rows: Tensor, projection: Projection, out: Tensor) -> None:
         torch.mm(rows, weight.t(), out=out)
     else:
         torch.addmm(bias, rows, weight.t(), out=out)
-
