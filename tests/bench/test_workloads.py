@@ -62,7 +62,7 @@ def test_conversations_come_twice_as_fast_as_the_best_peer_serves_them(scale: fl
     last: dict[int | None, int] = {}
     for ask in asks:
         last[ask.conversation] = len(ask.prompt)  # all of a conversation is in its last prompt
-    served = sum(last.values()) / 514 + sum(ask.max_tokens for ask in asks) / 211
+    served = sum(last.values()) / 2450 + sum(ask.max_tokens for ask in asks) / 640
     assert asks[-1].at == pytest.approx(served / 2)
 
 
