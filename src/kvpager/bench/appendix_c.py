@@ -1,6 +1,6 @@
 """The description's appendix C: paged against contiguous allocation at equal memory, real and scaled to this machine.
 
-SmolLM2 in float32, so that tokens can be compared. What is scaled, and how, says bench/appendix_scenario.py. Only
+SmolLM2 in bfloat16 where its products are ours, and else in float32, so that tokens can be compared. What is scaled, and how, says bench/appendix_scenario.py. Only
 memory management differs (option ``allocation``): ``contiguous`` reserves the whole context for each request from its
 start, as servers did that knew no better ("Orca (Max)" in the paper on PagedAttention, section 6.1);
 ``contiguous-exact`` reserves the final length, which no server knows ("Orca (Oracle)").
@@ -18,10 +18,14 @@ The other two forms, true context lengths and full scale, are ``kvpager bench ap
 ``--quick``, 20 without: the contiguous server takes most of them.
 """
 
+import torch
+
 from kvpager.bench import appendix_row5, appendix_rows, appendix_waste
 from kvpager.bench.report import Result, report
+from kvpager.integrations.products import is_native
 from kvpager.models.load import load_model
 
+MANY_ROWS = 1 << 16
 CONCURRENCY = 3.0  # of paged over contiguous, at least
 _CHECKS = (
     "greedy tokens of the first requests of each row are the same under all three regimes, but for ties",
@@ -31,12 +35,13 @@ _CHECKS = (
 
 def run(quick: bool = False) -> dict[str, object]:
     scale = appendix_rows.QUICK if quick else appendix_rows.FULL
-    model = load_model("smollm2", dtype="float32", device="cpu").model
+    dtype = "bfloat16" if is_native(MANY_ROWS, torch.bfloat16) else "float32"
+    model = load_model("smollm2", dtype=dtype, device="cpu").model
     results = appendix_waste.measure(quick)
     results += appendix_rows.measure(model, scale)
     results += appendix_row5.measure(model, scale.row5_context)
     results.append(_concurrency(results))
-    return report("appendix_c", results, f"float32, contexts of {scale.context} tokens", checks=_CHECKS)
+    return report("appendix_c", results, f"{dtype}, contexts of {scale.context} tokens", checks=_CHECKS)
 
 
 def _concurrency(results: list[Result]) -> Result:
