@@ -1,9 +1,10 @@
 """The description's appendix C: paged against contiguous allocation at equal memory, real and scaled to this machine.
 
-SmolLM2 in bfloat16 where its products are ours, and else in float32, so that tokens can be compared. What is scaled, and how, says bench/appendix_scenario.py. Only
-memory management differs (option ``allocation``): ``contiguous`` reserves the whole context for each request from its
-start, as servers did that knew no better ("Orca (Max)" in the paper on PagedAttention, section 6.1);
-``contiguous-exact`` reserves the final length, which no server knows ("Orca (Oracle)").
+SmolLM2 in bfloat16 where a row of its products has the same bits in every batch, and else in float32, so that tokens can
+be compared. What is scaled, and how, says bench/appendix_scenario.py. Only memory management differs (option
+``allocation``): ``contiguous`` reserves the whole context for each request from its start, as servers did that knew no
+better ("Orca (Max)" in the paper on PagedAttention, section 6.1); ``contiguous-exact`` reserves the final length, which
+no server knows ("Orca (Oracle)").
 
     .._vs_contiguous           tokens a second from the first request's start to the last one's end, prompts included;
                                most tokens are prompts, as in the trace that the lengths are from
