@@ -1,7 +1,7 @@
 """The description's appendix C: paged against contiguous allocation at equal memory, real and scaled to this machine.
 
-SmolLM2 in bfloat16 where a row of its products has the same bits in every batch, and else in float32, so that tokens can
-be compared. What is scaled, and how, says bench/appendix_scenario.py. Only memory management differs (option
+SmolLM2 in bfloat16 where a row of its products has the same bits in every batch, and else in float32, so that tokens
+can be compared. What is scaled, and how, says bench/appendix_scenario.py. Only memory management differs (option
 ``allocation``): ``contiguous`` reserves the whole context for each request from its start, as servers did that knew no
 better ("Orca (Max)" in the paper on PagedAttention, section 6.1); ``contiguous-exact`` reserves the final length, which
 no server knows ("Orca (Oracle)").
