@@ -4,9 +4,10 @@
 //   rows      [group of 16][chunk of 32 inputs][16 pairs of inputs][16 rows] dwords: turned once, a tile each
 //   sums      [16 outputs][16 rows] floats, turned back when they are stored
 //
-// The 16 outputs of a tile are rows of weights far apart, and the next tile takes the rows behind them: so each of them is
-// a stream, and memory is read fastest in several (see Streams in product.isa.cpp). Outputs come in panels, whose weights
-// stay in L2 while all rows pass by, some groups at a time.
+// Outputs come in panels, whose weights stay in L2 while all rows pass by. The first groups of rows find them in memory. So
+// the 16 outputs of a tile are rows of weights far apart, and the next tile takes the rows behind them: each is a stream,
+// and memory is read fastest in several (see Streams in product.isa.cpp). The other groups take neighbouring outputs, whose
+// results are whole lines; where groups are many, all of them do, and ask for the weights that follow.
 //
 // A sum is a chain over the chunks, whatever the rows beside it: a row has the same bits in every batch. The unit takes
 // numbers below 2^-126 for zero.
@@ -177,7 +178,8 @@ struct TileProduct {
       const NextWeights those{w.row(next), few ? 0 : std::max<int64_t>(0, stop - next) * row_bytes};
       add_many(together.tile(t), t + 1 < tiles ? 2 : 1, first + few, last, {those, (last - first + 1) / 2 * chunks});
       for (int64_t g = first + few; g < last; ++g)
-        store_block(sums + (g - first - few) * 2 * TILE_SUMS, begin + t * SIDE, std::min<int64_t>(2 * SIDE, count - t * SIDE), g);
+        store_block(sums + (g - first - few) * 2 * TILE_SUMS, begin + t * SIDE,
+                    std::min<int64_t>(2 * SIDE, count - t * SIDE), g);
     }
   }
 
