@@ -11,6 +11,7 @@
 #pragma once
 
 #include "registers.h"
+#include "store.h"
 #if defined(KV_ISA_amx)
 #include "tiles.h"
 #endif
@@ -110,12 +111,7 @@ struct Bf16 {
     p = _mm512_fmadd_ps(p, r, _mm512_set1_ps(0.99992522f));
     return (vf)_mm512_scalef_ps(p, (__m512)x);  // p * 2^floor(x)
   }
-  static inline vu pack(const vf* weights) {  // two keys: the first in the low halves
-    const __m512i halves = (__m512i)_mm512_cvtne2ps_pbh((__m512)weights[1], (__m512)weights[0]);
-    alignas(64) static constexpr uint16_t ZIP[32] = {0, 16, 1, 17, 2,  18, 3,  19, 4,  20, 5,  21, 6,  22, 7,  23,
-                                                     8, 24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29, 14, 30, 15, 31};
-    return (vu)_mm512_permutexvar_epi16(_mm512_load_si512(ZIP), halves);
-  }
+  static inline vu pack(const vf* weights) { return bf16_pairs(weights[0], weights[1]); }  // of two keys
   static inline item round(float x) { return to_bf16(x); }
 
   template <class Background>

@@ -105,11 +105,7 @@ void add_block(TileWeights w, const uint8_t* x, int64_t group_bytes, int64_t fro
 
 // Sums of 16 rows of two neighbouring outputs become dwords, rounded.
 inline vu rounded_pair(const float* first, const float* second, vf first_bias, vf second_bias) {
-  alignas(64) static constexpr uint16_t ZIP[32] = {0, 16, 1, 17, 2,  18, 3,  19, 4,  20, 5,  21, 6,  22, 7,  23,
-                                                   8, 24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29, 14, 30, 15, 31};
-  const vf low = load_as<vf>(first) + first_bias, high = load_as<vf>(second) + second_bias;
-  const __m512i both = (__m512i)_mm512_cvtne2ps_pbh((__m512)high, (__m512)low);
-  return (vu)_mm512_permutexvar_epi16(_mm512_load_si512(ZIP), both);
+  return bf16_pairs(load_as<vf>(first) + first_bias, load_as<vf>(second) + second_bias);
 }
 
 // Rows of up to 16 neighbouring outputs: `pairs` of them are [pair][16 rows] dwords, `apart` bytes apart.

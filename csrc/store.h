@@ -64,5 +64,15 @@ inline void store_part(void* p, vf v, int n) {
   std::memcpy(p, items, n * sizeof items[0]);
 }
 
+#if defined(KV_BF16_DOT)
+// Dwords of two bf16 each, rounded: `low` in the lower halves.
+inline vu bf16_pairs(vf low, vf high) {
+  alignas(64) static constexpr uint16_t ZIP[32] = {0, 16, 1, 17, 2,  18, 3,  19, 4,  20, 5,  21, 6,  22, 7,  23,
+                                                   8, 24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29, 14, 30, 15, 31};
+  const __m512i halves = (__m512i)_mm512_cvtne2ps_pbh((__m512)high, (__m512)low);
+  return (vu)_mm512_permutexvar_epi16(_mm512_load_si512(ZIP), halves);
+}
+#endif
+
 }  // namespace
 }  // namespace kv::KV_ISA
