@@ -4,6 +4,7 @@
 
 #include "decode_products.h"
 #include "decode_tile.h"
+#include "decode_tiles.h"
 #include "lanes.h"
 #include "vec.h"
 
@@ -20,66 +21,102 @@ struct Head {  // one KV head's part of a tile, for some rows
   const Tile* tile;
   int head;
   const int64_t* positions;  // [rows] of the queries
-  const float* q;          // [rows][padded]
-  float* state;            // [rows][shape.state]
+  const float* q;            // [rows][padded]; for tiles, where the first row's column lies
+  int64_t num_rows;          // of the share
+  float* state;              // [rows][shape.state]
   Ahead keys, values;
 };
 
+// One row's scores become weights, given to `put` by vectors, which returns what is to be summed of them: what the row's
+// state has so far shrinks by what is returned. `scale`: of keys, where they are quantized.
+template <class Exp, class Put>
+inline vf soften(const Head& work, int r, float* row, const float* scale, Exp exp, Put put) {
+  const AttentionCall& call = *work.call;
+  const Tile& tile = *work.tile;
+  const int rounded = (tile.count + VL - 1) / VL * VL;
+  float* state = work.state + r * work.shape.state + work.shape.padded;
+  const int64_t position = work.positions[r] - tile.start;
+  const int64_t window = call.pages->window, oldest = window ? position - window + 1 : 0;
+  const bool sees_all = tile.count == rounded && tile.position[rounded - 1] <= position && tile.position[0] >= oldest;
+  const int32_t first = static_cast<int32_t>(oldest < 0 ? 0 : oldest > TILE ? TILE : oldest);
+  const int32_t last = static_cast<int32_t>(position < 0 ? -1 : position > TILE ? TILE : position);
+  vf top = load_as<vf>(state + VL);
+  for (int i = 0; i < rounded; i += VL) {
+    vf s = load_as<vf>(row + i) * splat(call.scale);
+    if (scale) s *= load_as<vf>(scale + i);
+    if (call.softcap != 0) s = splat(call.softcap) * tanh(s / splat(call.softcap));
+    if (!sees_all) {
+      const vi at = load_as<vi>(tile.position + i);
+      s = (at >= first) & (at <= last) ? s : splat(NEVER);
+    }
+    std::memcpy(row + i, &s, sizeof s);
+    top = max(s, top);
+  }
+  top = largest<VL / 2>(top, std::make_integer_sequence<int, VL>());
+  const vf base = top == splat(NEVER) ? vf{} : top;
+  const vf shrink = exp_negative(load_as<vf>(state + VL) - base);
+  vf sum = load_as<vf>(state) * shrink;
+  for (int i = 0; i < rounded; i += VL) {
+    const vf s = load_as<vf>(row + i);
+    const vf weight = exp(s - base);
+    sum += put(i, s == s ? weight : s);  // a NaN stays one
+  }
+  std::memcpy(state, &sum, sizeof sum);
+  std::memcpy(state + VL, &top, sizeof top);
+  return shrink;
+}
+
 template <DType T, int R>
-void attend(const Head& work) {
+void attend(const Head& work, int) {
   const AttentionCall& call = *work.call;
   const Tile& tile = *work.tile;
   const Shape& shape = work.shape;
-  const int rounded = (tile.count + VL - 1) / VL * VL;
   const uint8_t* keys = call.cache.base + work.head * call.cache.head_stride;
   alignas(64) float scores[R * TILE];
   alignas(64) float scale[2][TILE];
   score<T, R>(keys, tile, shape, work.q, scores, work.keys);
   if constexpr (is_quantized(T))
-    for (int i = 0; i < rounded; ++i)
+    for (int i = 0; i < (tile.count + VL - 1) / VL * VL; ++i)
       for (int half = 0; half < 2; ++half)
         scale[half][i] = load_as<float>(call.cache.scales + tile.block[i] + (work.head * 2 + half) * sizeof(float));
   vf shrink[R];
   for (int r = 0; r < R; ++r) {
-    float* row = scores + r * TILE;
-    float* state = work.state + r * shape.state + shape.padded;
-    const int64_t position = work.positions[r] - tile.start;
-    const int64_t window = call.pages->window, oldest = window ? position - window + 1 : 0;
-    const bool sees_all = tile.count == rounded && tile.position[rounded - 1] <= position && tile.position[0] >= oldest;
-    const int32_t first = static_cast<int32_t>(oldest < 0 ? 0 : oldest > TILE ? TILE : oldest);
-    const int32_t last = static_cast<int32_t>(position < 0 ? -1 : position > TILE ? TILE : position);
-    vf top = load_as<vf>(state + VL);
-    for (int i = 0; i < rounded; i += VL) {
-      vf s = load_as<vf>(row + i) * splat(call.scale);
-      if constexpr (is_quantized(T)) s *= load_as<vf>(scale[0] + i);
-      if (call.softcap != 0) s = splat(call.softcap) * tanh(s / splat(call.softcap));
-      if (!sees_all) {
-        const vi at = load_as<vi>(tile.position + i);
-        s = (at >= first) & (at <= last) ? s : splat(NEVER);
-      }
-      std::memcpy(row + i, &s, sizeof s);
-      top = max(s, top);
-    }
-    top = largest<VL / 2>(top, std::make_integer_sequence<int, VL>());
-    const vf base = top == splat(NEVER) ? vf{} : top;
-    shrink[r] = exp_negative(load_as<vf>(state + VL) - base);
-    vf sum = load_as<vf>(state) * shrink[r];
-    for (int i = 0; i < rounded; i += VL) {
-      const vf s = load_as<vf>(row + i);
-      vf weight = exp_negative(s - base);
-      weight = s == s ? weight : s;  // a NaN stays one
-      sum += weight;
-      if constexpr (is_quantized(T)) weight *= load_as<vf>(scale[1] + i);
-      std::memcpy(row + i, &weight, sizeof weight);
-    }
-    std::memcpy(state, &sum, sizeof sum);
-    std::memcpy(state + VL, &top, sizeof top);
+    float* const row = scores + r * TILE;
+    shrink[r] = soften(work, r, row, is_quantized(T) ? scale[0] : nullptr, exp_negative, [&](int i, vf weight) {
+      const vf scaled = is_quantized(T) ? weight * load_as<vf>(scale[1] + i) : weight;
+      std::memcpy(row + i, &scaled, sizeof scaled);
+      return weight;
+    });
   }
   weigh_all<T, R, power_of_two_in(ACCUMULATORS / R)>(keys + call.cache.half_stride, tile, shape, 0, scores, shrink,
                                                      work.state, work.values);
 }
 
-using Attend = void (*)(const Head&);
+#if defined(KV_ISA_amx)
+template <int COLUMNS>
+void attend_tiles(const Head& work, int rows) {
+  const AttentionCall& call = *work.call;
+  const Tile& tile = *work.tile;
+  const Shape& shape = work.shape;
+  const uint8_t* keys = call.cache.base + work.head * call.cache.head_stride;
+  const int64_t row_bytes = shape.dim * 2;
+  alignas(64) float scores[COLUMNS * TILE];
+  alignas(64) uint32_t weights[2][COLUMNS * TILE];
+  alignas(64) uint8_t copies[TILE * MOST_DIMS * 2];
+  score_tiles<COLUMNS>(lines_of(keys, tile, call.cache.slot_stride, row_bytes, copies), tile, shape.dim,
+                       work.q, line_dwords(work.num_rows), rows, scores, work.keys);
+  vf shrink[COLUMNS];
+  const TileWeights to{weights[0], weights[1]};
+  for (int r = 0; r < rows; ++r)
+    shrink[r] = soften(work, r, scores + r * TILE, nullptr,
+                       [](vf x) { return exp2_for_bf16(x * splat(1.44269504088896341f)); },
+                       [&](int i, vf weight) { return put_weights(weight, to, r * TILE + i); });
+  weigh_tiles<COLUMNS>(lines_of(keys + call.cache.half_stride, tile, call.cache.slot_stride, row_bytes, copies), tile,
+                       shape, to, rows, shrink, work.state, work.values);
+}
+#endif
+
+using Attend = void (*)(const Head&, int rows);
 
 template <DType T>
 Attend attend_rows(int rows) {
@@ -95,8 +132,11 @@ Attend attend_rows(int rows) {
   return by_rows[rows - 1];
 }
 
-Attend attend_for(DType dtype, int rows) {
-  switch (dtype) {
+Attend attend_for(const AttentionCall& call, int rows) {
+#if defined(KV_ISA_amx)
+  if (fits_tiles(call)) return rows <= FEW ? attend_tiles<FEW> : attend_tiles<TILE_ROWS>;
+#endif
+  switch (call.cache.dtype) {
     case DType::f32: return attend_rows<DType::f32>(rows);
     case DType::bf16: return attend_rows<DType::bf16>(rows);
     case DType::f16: return attend_rows<DType::f16>(rows);
@@ -181,7 +221,9 @@ int64_t state_floats(const AttentionCall& call) { return shape_of(call).state; }
 struct ShareRows {  // [heads][rows of all items]: what a share computes with
   int64_t num_rows;    // of one head
   int64_t* positions;  // [num_rows]
-  float *q, *states;   // [heads][num_rows][shape.padded], [shape.state]
+  float* q;            // [heads][q_floats]: [num_rows][shape.padded], or as decode_tiles.h has them
+  int64_t q_floats;
+  float* states;       // [heads][num_rows][shape.state]
 };
 
 // In the scratch of the thread.
@@ -189,11 +231,13 @@ ShareRows rows_of_share(const AttentionCall& call, const DecodeShare& share, con
   const int heads = share.items[0].num_heads;
   ShareRows rows{};
   for (int64_t i = 0; i < share.count; ++i) rows.num_rows += share.items[i].num_queries * group;
-  const int64_t all = heads * rows.num_rows, position_floats = (2 * rows.num_rows + 15) / 16 * 16;
-  float* const scratch = thread_scratch(position_floats + all * (shape.padded + shape.state));
-  rows.positions = reinterpret_cast<int64_t*>(scratch);
-  rows.q = scratch + position_floats;
-  rows.states = rows.q + all * shape.padded;
+  rows.q_floats = fits_tiles(call) ? query_floats(rows.num_rows, shape.dim) : rows.num_rows * shape.padded;
+  const int64_t all = heads * rows.num_rows, ends = (all * shape.state + 15) / 16 * 16;
+  float* const scratch = thread_scratch(ends + heads * rows.q_floats + 16 + 4 * rows.num_rows);
+  rows.states = scratch;
+  rows.q = scratch + ends;
+  rows.positions = reinterpret_cast<int64_t*>(rows.q + heads * rows.q_floats + 16);
+  const auto** const from = reinterpret_cast<const uint8_t**>(rows.positions + rows.num_rows);
   clear(rows.states, all, shape);
   int64_t row = 0;
   for (int64_t i = 0; i < share.count; ++i) {
@@ -201,11 +245,15 @@ ShareRows rows_of_share(const AttentionCall& call, const DecodeShare& share, con
     const int64_t first = call.pages->starts[item.sequence] + item.first_query - call.pages->query_offsets[item.sequence];
     for (int64_t of_item = 0; of_item < item.num_queries * group; ++of_item, ++row) {
       rows.positions[row] = first + of_item / group;
-      for (int h = 0; h < heads; ++h)
-        read_row(call, shape,
-                 row_of(call.q, item.first_query + of_item / group, (item.first_head + h) * group + of_item % group),
-                 rows.q + (h * rows.num_rows + row) * shape.padded);
+      from[row] = row_of(call.q, item.first_query + of_item / group, item.first_head * group + of_item % group);
     }
+  }
+  for (int h = 0; h < heads; ++h) {
+    const int64_t offset = h * group * call.q.head_stride * item_bytes(call.q.dtype);
+    float* const q = rows.q + h * rows.q_floats;
+    if (fits_tiles(call)) turn_queries(from, offset, rows.num_rows, shape.dim, q);
+    else
+      for (row = 0; row < rows.num_rows; ++row) read_row(call, shape, from[row] + offset, q + row * shape.padded);
   }
   return rows;
 }
@@ -239,10 +287,15 @@ void run_shared(const AttentionCall& call, const DecodeShare& share, float* part
   Steps walk(call, share, group);
   Step steps[2];
   bool more = walk.next(steps[0]);
+  const bool has_tiles = fits_tiles(call);
+  const int64_t most = has_tiles ? TILE_ROWS : MAX_ROWS;
+  const int64_t q_apart = has_tiles ? 1 : shape.padded;  // floats from one row to the next
+  bool is_wide = false;
+  if (has_tiles) begin_decode_tiles(1);
   for (int now = 0; more; now ^= 1) {
     more = walk.next(steps[now ^ 1]);
     const Step& step = steps[now];
-    const int64_t parts = (step.num_rows + MAX_ROWS - 1) / MAX_ROWS, at_once = (step.num_rows + parts - 1) / parts;
+    const int64_t parts = (step.num_rows + most - 1) / most, at_once = has_tiles ? most : (step.num_rows + parts - 1) / parts;
     for (int h = 0; h < heads; ++h) {
       const bool is_last = h + 1 == heads;
       const Tile& following = steps[is_last && more ? now ^ 1 : now].tile;
@@ -250,14 +303,17 @@ void run_shared(const AttentionCall& call, const DecodeShare& share, float* part
       Ahead ahead{cache.base + head * cache.head_stride, following.row, row_bytes};
       for (int64_t done = 0; done < step.num_rows; done += at_once) {
         const int count = static_cast<int>(step.num_rows - done < at_once ? step.num_rows - done : at_once);
-        const int64_t row = step.first_row + done, at = h * rows.num_rows + row;
+        const int64_t row = step.first_row + done;
+        if (has_tiles && is_wide != count > FEW) is_wide = !is_wide, begin_decode_tiles(count);
         const Ahead values{ahead.base + cache.half_stride, ahead.row, ahead.bytes};
-        attend_for(cache.dtype, count)({&call, shape, &step.tile, first_head + h, rows.positions + row,
-                                        rows.q + at * shape.padded, rows.states + at * shape.state, ahead, values});
+        attend_for(call, count)({&call, shape, &step.tile, first_head + h, rows.positions + row,
+                                 rows.q + h * rows.q_floats + row * q_apart, rows.num_rows,
+                                 rows.states + (h * rows.num_rows + row) * shape.state, ahead, values}, count);
         ahead.bytes = 0;
       }
     }
   }
+  if (has_tiles) end_tiles();
   hand_over(call, share, shape, group, rows, partials);
 }
 

@@ -102,15 +102,7 @@ struct Bf16 {
   static constexpr DType dtype = DType::bf16;
   static constexpr int PER_DWORD = 2;
 
-  // 2^x, relative error below 8e-5, less than bf16 keeps. Minimax polynomial of 2^r for r in [0, 1).
-  static inline vf exp2(vf x) {
-    const __m512 r = _mm512_reduce_ps((__m512)x, 1);  // x - floor(x); 0 for infinity
-    __m512 p = _mm512_set1_ps(0.07802452f);
-    p = _mm512_fmadd_ps(p, r, _mm512_set1_ps(0.22606716f));
-    p = _mm512_fmadd_ps(p, r, _mm512_set1_ps(0.69583354f));
-    p = _mm512_fmadd_ps(p, r, _mm512_set1_ps(0.99992522f));
-    return (vf)_mm512_scalef_ps(p, (__m512)x);  // p * 2^floor(x)
-  }
+  static inline vf exp2(vf x) { return exp2_for_bf16(x); }
   static inline vu pack(const vf* weights) { return bf16_pairs(weights[0], weights[1]); }  // of two keys
   static inline item round(float x) { return to_bf16(x); }
 

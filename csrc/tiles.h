@@ -15,10 +15,7 @@ struct TileConfig {  // the operand of ldtilecfg: palette 1
   uint8_t rows[16] = {16, 16, 16, 16, 16, 16, 16, 16};
 };
 
-inline void begin_tiles() {
-  alignas(64) static constexpr TileConfig config;
-  __asm__ volatile("ldtilecfg %0" ::"m"(config));
-}
+inline void begin_tiles(const TileConfig& config = {}) { __asm__ volatile("ldtilecfg %0" ::"m"(config)); }
 
 inline void end_tiles() { __asm__ volatile("tilerelease"); }
 
