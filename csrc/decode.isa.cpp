@@ -93,26 +93,24 @@ void attend(const Head& work, int) {
 }
 
 #if defined(KV_ISA_amx)
-template <int COLUMNS>
+template <int ROWS>
 void attend_tiles(const Head& work, int rows) {
   const AttentionCall& call = *work.call;
   const Tile& tile = *work.tile;
   const Shape& shape = work.shape;
-  const uint8_t* keys = call.cache.base + work.head * call.cache.head_stride;
+  const uint8_t* const keys = call.cache.base + work.head * call.cache.head_stride;
   const int64_t row_bytes = shape.dim * 2;
-  alignas(64) float scores[COLUMNS * TILE];
-  alignas(64) uint32_t weights[2][COLUMNS * TILE];
+  alignas(64) float scores[ROWS * TILE];
+  alignas(64) uint32_t weights[2 * ROWS * TILE];  // of rows that are not there: whatever is in memory, and adds to nothing
   alignas(64) uint8_t copies[TILE * MOST_DIMS * 2];
-  score_tiles<COLUMNS>(lines_of(keys, tile, call.cache.slot_stride, row_bytes, copies), tile, shape.dim,
-                       work.q, line_dwords(work.num_rows), rows, scores, work.keys);
-  vf shrink[COLUMNS];
-  const TileWeights to{weights[0], weights[1]};
+  score_tiles<ROWS>(lines_of(keys, tile, call.cache.slot_stride, row_bytes, copies), tile, shape.dim, work.q,
+                    line_dwords(work.num_rows), rows, scores, work.keys);
+  vf shrink[ROWS];
   for (int r = 0; r < rows; ++r)
-    shrink[r] = soften(work, r, scores + r * TILE, nullptr,
-                       [](vf x) { return exp2_for_bf16(x * splat(1.44269504088896341f)); },
-                       [&](int i, vf weight) { return put_weights(weight, to, r * TILE + i); });
-  weigh_tiles<COLUMNS>(lines_of(keys + call.cache.half_stride, tile, call.cache.slot_stride, row_bytes, copies), tile,
-                       shape, to, rows, shrink, work.state, work.values);
+    shrink[r] = soften(work, r, scores + r * TILE, nullptr, exp_for_bf16,
+                       [&](int i, vf weight) { return put_weights<ROWS>(weight, weights + r * TILE + i); });
+  weigh_tiles<ROWS>(lines_of(keys + call.cache.half_stride, tile, call.cache.slot_stride, row_bytes, copies), tile, shape,
+                    weights, rows, shrink, work.state, work.values);
 }
 #endif
 

@@ -23,26 +23,37 @@ namespace {
 #if defined(KV_ISA_amx)
 
 constexpr int SIDE = 16, CHUNK = 32;  // of a tile: rows, and items of bf16
-constexpr int TILE_ROWS = SIDE;       // queries that are multiplied at once
 constexpr int64_t LINE_BYTES = 64;
-constexpr int FEW = 4;                // rows up to which tiles are narrow
 constexpr int MOST_DIMS = 256;
+constexpr int FEW = 4, TILE_ROWS = SIDE;  // queries that are multiplied at once, at most
 
 inline bool fits_tiles(const AttentionCall& call) {
   return call.q.dtype == DType::bf16 && call.cache.dtype == DType::bf16 && call.cache.head_dim % CHUNK == 0 &&
          call.cache.head_dim <= MOST_DIMS;
 }
 
-// The tiles. Those with a number of rows of the share in their shape are narrow or low where rows are few.
-constexpr int QUERIES = 0, SUMS = 1, CACHED = 3, WEIGHTS = 4, WEIGHED = 6;  // SUMS, WEIGHTS, WEIGHED: two of each
+// Numbers of tiles for up to ROWS queries. Of few, those for even and for odd dims are rows of the same tiles.
+template <int ROWS>
+struct Numbers {
+  static constexpr int HALVES = ROWS == FEW ? 1 : 2;    // tiles of weights
+  static constexpr int SCORES = 0, AT_ONCE = 2 * HALVES;
+  static constexpr int SUMS = ROWS == FEW ? 4 : 0;      // of two chunks of dims, HALVES each
+  static constexpr int QUERIES = ROWS == FEW ? 2 : 4;
+  static constexpr int WEIGHTS = ROWS == FEW ? 3 : 4;
+  static constexpr int CACHED = 6;                      // two
+};
 
-inline void begin_decode_tiles(int rows) {  // up to FEW, or TILE_ROWS
-  rows = rows <= FEW ? FEW : TILE_ROWS;
+inline void begin_decode_tiles(int rows) {
   TileConfig config;
-  for (const int tile : {QUERIES, SUMS, SUMS + 1}) config.row_bytes[tile] = rows * 4;
-  for (const int tile : {WEIGHTS, WEIGHTS + 1, WEIGHED, WEIGHED + 1}) config.rows[tile] = rows;
+  if (rows <= FEW) {
+    using Few = Numbers<FEW>;
+    for (const int tile : {Few::SCORES, Few::SCORES + 1, Few::QUERIES}) config.row_bytes[tile] = FEW * 4;
+    for (const int tile : {Few::WEIGHTS, Few::SUMS, Few::SUMS + 1}) config.rows[tile] = 2 * FEW;
+  }
   begin_tiles(config);
 }
+
+// -- cached rows ------------------------------------------------------------------------------------------------------
 
 struct Lines {  // groups of 16 keys or values: where the first of each lies, and how far apart they are
   const uint8_t* at[TILE / SIDE];
@@ -62,89 +73,101 @@ inline Lines lines_of(const uint8_t* base, const Tile& tile, int64_t stride, int
   Lines lines;
   for (int i = 0; i < tile.count; i += SIDE, copies += SIDE * row_bytes) {
     const int count = tile.count - i < SIDE ? tile.count - i : SIDE;
-    if (count == SIDE && follow_one_another(tile.row + i, stride)) {
-      lines.at[i / SIDE] = base + tile.row[i];
-      lines.apart[i / SIDE] = stride;
-      continue;
-    }
+    const bool as_it_lies = count == SIDE && follow_one_another(tile.row + i, stride);
+    lines.at[i / SIDE] = as_it_lies ? base + tile.row[i] : copies;
+    lines.apart[i / SIDE] = as_it_lies ? stride : row_bytes;
+    if (as_it_lies) continue;
     for (int k = 0; k < SIDE; ++k)
-      if (k < count) std::memcpy(copies + k * row_bytes, base + tile.row[i + k], row_bytes);
-      else std::memset(copies + k * row_bytes, 0, row_bytes);
-    lines.at[i / SIDE] = copies;
-    lines.apart[i / SIDE] = row_bytes;
+      for (int64_t at = 0; at < row_bytes; at += LINE_BYTES) {
+        const vu line = k < count ? load_as<vu>(base + tile.row[i + k] + at) : vu{};
+        std::memcpy(copies + k * row_bytes + at, &line, sizeof line);
+      }
   }
   return lines;
+}
+
+// -- scores -----------------------------------------------------------------------------------------------------------
+
+// Queries of all rows of a share, one KV head: [pairs of dims][rows rounded up] dwords. 16 more may be read behind.
+inline int64_t line_dwords(int64_t rows) { return rows <= FEW ? FEW : (rows + SIDE - 1) / SIDE * SIDE; }
+inline int64_t query_floats(int64_t rows, int dim) { return line_dwords(rows) * (dim / 2); }
+
+// Lane i of a, then of b, from FIRST on, in units of two dwords.
+template <int FIRST, int... I>
+inline vu zipped_pairs(vu a, vu b, std::integer_sequence<int, I...>) {
+  return __builtin_shufflevector(a, b, (FIRST + I / 4 * 2 + I % 2 + I / 2 % 2 * VL)...);
+}
+
+inline void turn_queries(const uint8_t* const* at, int64_t offset, int64_t rows, int dim, float* to) {
+  constexpr std::make_integer_sequence<int, VL> lanes;
+  const int64_t apart = line_dwords(rows);
+  for (int64_t first = 0; first < rows; first += SIDE)
+    for (int pair = 0; pair < dim / 2; pair += SIDE) {
+      vu turned[SIDE];
+      const auto load = [&]<int i>() INLINED {
+        turned[i] = first + i < rows ? load_as<vu>(at[first + i] + offset + pair * 4) : vu{};
+      };
+      if (rows <= FEW) {
+        each<FEW>(load);
+        const vu low[2] = {zipped<0>(turned[0], turned[1], lanes), zipped<0>(turned[2], turned[3], lanes)};
+        const vu high[2] = {zipped<VL / 2>(turned[0], turned[1], lanes), zipped<VL / 2>(turned[2], turned[3], lanes)};
+        const vu lines[4] = {zipped_pairs<0>(low[0], low[1], lanes), zipped_pairs<VL / 2>(low[0], low[1], lanes),
+                             zipped_pairs<0>(high[0], high[1], lanes), zipped_pairs<VL / 2>(high[0], high[1], lanes)};
+        std::memcpy(to + pair * FEW, lines, sizeof lines);
+      } else {
+        each<SIDE>(load);
+        turn(turned);
+        each<SIDE>([&]<int i>() INLINED { std::memcpy(to + (pair + i) * apart + first, &turned[i], sizeof(vu)); });
+      }
+    }
 }
 
 // to[r]: dword r of each of 16 lines of FEW.
 inline void turn_few(const float* lines, vf (&to)[FEW]) {
   vf line[4], half[4];
   each<4>([&]<int i>() INLINED { line[i] = load_as<vf>(lines + i * VL); });
-  each<2>([&]<int i>() INLINED {  // rows 0 and 1, or 2 and 3, of keys 0 to 7, and of keys 8 to 15
-    each<2>([&]<int which>() INLINED {
-      half[2 * i + which] = __builtin_shufflevector(
-          line[2 * i], line[2 * i + 1], 2 * which, 4 + 2 * which, 8 + 2 * which, 12 + 2 * which, 16 + 2 * which,
-          20 + 2 * which, 24 + 2 * which, 28 + 2 * which, 1 + 2 * which, 5 + 2 * which, 9 + 2 * which, 13 + 2 * which,
-          17 + 2 * which, 21 + 2 * which, 25 + 2 * which, 29 + 2 * which);
-    });
+  each<4>([&]<int i>() INLINED {  // rows 0 and 1, or 2 and 3, of keys 0 to 7, or 8 to 15
+    constexpr int r = i % 2 * 2, from = i / 2 * 2;
+    half[i] = __builtin_shufflevector(line[from], line[from + 1], r, r + 4, r + 8, r + 12, r + 16, r + 20, r + 24, r + 28, r + 1,
+                                      r + 5, r + 9, r + 13, r + 17, r + 21, r + 25, r + 29);
   });
-  each<2>([&]<int which>() INLINED {
-    to[2 * which] = __builtin_shufflevector(half[which], half[2 + which], 0, 1, 2, 3, 4, 5, 6, 7, 16, 17, 18, 19, 20, 21, 22, 23);
-    to[2 * which + 1] = __builtin_shufflevector(half[which], half[2 + which], 8, 9, 10, 11, 12, 13, 14, 15, 24, 25, 26, 27, 28,
-                                                29, 30, 31);
+  each<2>([&]<int i>() INLINED {
+    to[2 * i] = __builtin_shufflevector(half[i], half[2 + i], 0, 1, 2, 3, 4, 5, 6, 7, 16, 17, 18, 19, 20, 21, 22, 23);
+    to[2 * i + 1] =
+        __builtin_shufflevector(half[i], half[2 + i], 8, 9, 10, 11, 12, 13, 14, 15, 24, 25, 26, 27, 28, 29, 30, 31);
   });
 }
 
-// -- scores -----------------------------------------------------------------------------------------------------------
-
-// Queries of all rows of a share, one KV head: [pairs of dims][rows rounded up to 16] dwords. 16 more may be read behind.
-inline int64_t line_dwords(int64_t rows) { return (rows + SIDE - 1) / SIDE * SIDE; }
-inline int64_t query_floats(int64_t rows, int dim) { return line_dwords(rows) * (dim / 2); }
-
-inline void turn_queries(const uint8_t* const* at, int64_t offset, int64_t rows, int dim, float* to) {
-  const int64_t apart = line_dwords(rows);
-  for (int64_t first = 0; first < rows; first += SIDE)
-    for (int pair = 0; pair < dim / 2; pair += SIDE) {
-      vu turned[SIDE];
-      each<SIDE>([&]<int i>() INLINED {
-        turned[i] = first + i < rows ? load_as<vu>(at[first + i] + offset + pair * 4) : vu{};
-      });
-      turn(turned);
-      each<SIDE>([&]<int i>() INLINED { std::memcpy(to + (pair + i) * apart + first, &turned[i], sizeof(vu)); });
-    }
-}
-
-// scores[r * TILE + key] of up to COLUMNS rows.
-template <int COLUMNS>
-[[gnu::noinline]] void score_tiles(const Lines& keys, const Tile& tile, int dim, const float* queries,
-                                   int64_t line, int rows, float* scores, Ahead ahead) {
-  alignas(64) float sums[2 * SIDE * COLUMNS];
-  for (int i = 0; i < tile.count; i += 2 * SIDE) {
-    const bool are_two = i + SIDE < tile.count;
-    clear_tile<SUMS>();
-    clear_tile<SUMS + 1>();
+// scores[r * TILE + key] of `rows` queries, ROWS at most; `line`: dwords from one pair of dims to the next.
+template <int ROWS>
+[[gnu::noinline]] void score_tiles(const Lines& keys, const Tile& tile, int dim, const float* queries, int64_t line,
+                                   int rows, float* scores, Ahead ahead) {
+  using N = Numbers<ROWS>;
+  alignas(64) float found[N::AT_ONCE * SIDE * ROWS];
+  const int groups = (tile.count + SIDE - 1) / SIDE;
+  for (int first = 0; first < groups; first += N::AT_ONCE) {
+    const int some = groups - first;
+    each<N::AT_ONCE>([]<int g>() INLINED { clear_tile<N::SCORES + g>(); });
     for (int d = 0; d < dim; d += CHUNK) {
-      load_tile<QUERIES>(queries + d / 2 * line, line * 4);
-      load_tile<CACHED>(keys.at[i / SIDE] + d * 2, keys.apart[i / SIDE]);
-      add_tiles<SUMS, CACHED, QUERIES>();
-      if (are_two) {
-        load_tile<CACHED>(keys.at[i / SIDE + 1] + d * 2, keys.apart[i / SIDE + 1]);
-        add_tiles<SUMS + 1, CACHED, QUERIES>();
-      }
-      if (!d)
-        for (int k = i; k < i + 2 * SIDE; ++k) ahead.fetch(k);
+      load_tile<N::QUERIES>(queries + d / 2 * line, line * 4);
+      each<N::AT_ONCE>([&]<int g>() INLINED {
+        if (g >= some) return;
+        load_tile<N::CACHED + g % 2>(keys.at[first + g] + d * 2, keys.apart[first + g]);
+        add_tiles<N::SCORES + g, N::CACHED + g % 2, N::QUERIES>();
+        if (!d)
+          for (int k = 0; k < SIDE; ++k) ahead.fetch((first + g) * SIDE + k);
+      });
     }
-    store_tile<SUMS>(sums, COLUMNS * 4);
-    if (are_two) store_tile<SUMS + 1>(sums + SIDE * COLUMNS, COLUMNS * 4);
-    for (int g = 0; g <= are_two; ++g) {
-      float* const to = scores + i + g * SIDE;
-      if constexpr (COLUMNS == FEW) {
+    each<N::AT_ONCE>([&]<int g>() INLINED { store_tile<N::SCORES + g>(found + g * SIDE * ROWS, ROWS * 4); });
+    for (int g = 0; g < N::AT_ONCE && g < some; ++g) {
+      float* const to = scores + (first + g) * SIDE;
+      if constexpr (ROWS == FEW) {
         vf turned[FEW];
-        turn_few(sums + g * SIDE * FEW, turned);
+        turn_few(found + g * SIDE * FEW, turned);
         for (int r = 0; r < rows; ++r) std::memcpy(to + r * TILE, &turned[r], sizeof(vf));
       } else {
         vu turned[SIDE];
-        std::memcpy(turned, sums + g * SIDE * SIDE, sizeof turned);
+        std::memcpy(turned, found + g * SIDE * SIDE, sizeof turned);
         turn(turned);
         each<SIDE>([&]<int r>() INLINED { std::memcpy(to + r * TILE, &turned[r], sizeof(vf)); });
       }
@@ -154,41 +177,44 @@ template <int COLUMNS>
 
 // -- sums -------------------------------------------------------------------------------------------------------------
 
-struct TileWeights {  // [rows][TILE] dwords: a weight for even dims, and for odd ones
-  uint32_t *even, *odd;
-};
-
-// Weights of 16 keys of a row; returns them rounded.
-inline vf put_weights(vf weights, TileWeights to, int64_t at) {
+// Weights of a row for 16 keys into [for even dims, for odd dims][ROWS][TILE] dwords; returns them rounded.
+template <int ROWS>
+inline vf put_weights(vf weights, uint32_t* to) {
   const vu even = (vu)_mm512_cvtepu16_epi32((__m256i)_mm512_cvtneps_pbh((__m512)weights)), odd = even << 16;
-  std::memcpy(to.even + at, &even, sizeof even);
-  std::memcpy(to.odd + at, &odd, sizeof odd);
+  std::memcpy(to, &even, sizeof even);
+  std::memcpy(to + ROWS * TILE, &odd, sizeof odd);
   return bits<vf>(odd);
 }
 
-// Sums of the states = sums * shrink + weights times values, of up to COLUMNS rows.
-template <int COLUMNS>
-[[gnu::noinline]] void weigh_tiles(const Lines& values, const Tile& tile, const Shape& shape, TileWeights weights,
+// Sums of the states = sums * shrink + weights times values, of `rows` rows, ROWS at most.
+template <int ROWS>
+[[gnu::noinline]] void weigh_tiles(const Lines& values, const Tile& tile, const Shape& shape, const uint32_t* weights,
                                    int rows, const vf* shrink, float* states, Ahead ahead) {
-  alignas(64) float sums[2 * SIDE * COLUMNS];
-  for (int d = 0; d < shape.dim; d += CHUNK) {
-    clear_tile<WEIGHED>();
-    clear_tile<WEIGHED + 1>();
+  using N = Numbers<ROWS>;
+  constexpr int TILE_FLOATS = 2 * ROWS / N::HALVES * SIDE;
+  alignas(64) float sums[2 * N::HALVES * TILE_FLOATS];  // [chunk][even, odd][ROWS][16]
+  for (int d = 0; d < shape.dim; d += 2 * CHUNK) {
+    const int chunks = d + CHUNK < shape.dim ? 2 : 1;
+    each<2 * N::HALVES>([]<int i>() INLINED { clear_tile<N::SUMS + i>(); });
     for (int i = 0; i < tile.count; i += SIDE) {
-      load_tile<CACHED>(values.at[i / SIDE] + d * 2, values.apart[i / SIDE]);
-      load_tile<WEIGHTS>(weights.even + i, TILE * 4);
-      add_tiles<WEIGHED, WEIGHTS, CACHED>();
-      load_tile<WEIGHTS + 1>(weights.odd + i, TILE * 4);
-      add_tiles<WEIGHED + 1, WEIGHTS + 1, CACHED>();
+      each<N::HALVES>([&]<int half>() INLINED {
+        load_tile<N::WEIGHTS + half>(weights + half * ROWS * TILE + i, TILE * 4);
+      });
+      each<2>([&]<int chunk>() INLINED {
+        if (chunk >= chunks) return;
+        load_tile<N::CACHED + chunk>(values.at[i / SIDE] + d * 2 + chunk * LINE_BYTES, values.apart[i / SIDE]);
+        each<N::HALVES>([]<int half>() INLINED {
+          add_tiles<N::SUMS + chunk * N::HALVES + half, N::WEIGHTS + half, N::CACHED + chunk>();
+        });
+      });
       if (!d)
         for (int k = i; k < i + SIDE; ++k) ahead.fetch(k);
     }
-    store_tile<WEIGHED>(sums, 2 * LINE_BYTES);
-    store_tile<WEIGHED + 1>(sums + SIDE, 2 * LINE_BYTES);
+    each<2 * N::HALVES>([&]<int i>() INLINED { store_tile<N::SUMS + i>(sums + i * TILE_FLOATS, LINE_BYTES); });
     for (int r = 0; r < rows; ++r)
-      for (int half = 0; half < 2; ++half) {
-        float* const at = states + r * shape.state + d + half * VL;
-        const vf sum = load_as<vf>(at) * shrink[r] + load_as<vf>(sums + (2 * r + half) * SIDE);
+      for (int part = 0; part < 2 * chunks; ++part) {
+        float* const at = states + r * shape.state + d + part * VL;
+        const vf sum = load_as<vf>(at) * shrink[r] + load_as<vf>(sums + (part * ROWS + r) * SIDE);
         std::memcpy(at, &sum, sizeof sum);
       }
   }

@@ -75,6 +75,8 @@ inline vf exp2_for_bf16(vf x) {
   return (vf)_mm512_scalef_ps(p, (__m512)x);  // p * 2^floor(x)
 }
 
+inline vf exp_for_bf16(vf x) { return exp2_for_bf16(x * splat(1.44269504088896341f)); }
+
 // Dwords of two bf16 each, rounded: `low` in the lower halves.
 inline vu bf16_pairs(vf low, vf high) {
   alignas(64) static constexpr uint16_t ZIP[32] = {0, 16, 1, 17, 2,  18, 3,  19, 4,  20, 5,  21, 6,  22, 7,  23,
