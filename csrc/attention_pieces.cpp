@@ -26,6 +26,7 @@ AttentionPieces::AttentionPieces(const AttentionCall& call, std::shared_ptr<cons
   heads_at_once_ = static_cast<int>((heads + apart - 1) / apart);
   head_parts_ = static_cast<int>((heads + heads_at_once_ - 1) / heads_at_once_);
   item_parts_ = (most + items_at_once_ - 1) / items_at_once_;
+  items_at_once_ = (most + item_parts_ - 1) / item_parts_;  // of about the same size
 }
 
 int64_t AttentionPieces::partial_floats() const {
