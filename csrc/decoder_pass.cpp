@@ -86,6 +86,8 @@ Activations laid_out(const PassPlan& plan, int threads, Layout& layout) {
   at.mixed = layout.matrix(rows, mixed, dtype);
   at.projected = layout.matrix(rows, decoder.hidden(), dtype);
   at.gated = layout.matrix(rows, decoder.gated(), dtype);
+  const bool gates = product.can_gate(rows, decoder.layers.front().gate_up.weight);
+  at.gated_prepared = layout.take(gates ? product.prepared_floats(rows, decoder.gated(), dtype) : 0);
   return at;
 }
 
@@ -114,9 +116,7 @@ class Pass {
       prepare(mixed_);
       multiply(stream_.prepared, layer.output, projected_);
       normalise(layer.post_norm, &projected_);
-      gate(layer);
-      prepare(gated_);
-      multiply(stream_.prepared, layer.down, projected_);
+      multiply(gate(layer), layer.down, projected_);
       pending = &projected_;
     }
     finish();
@@ -178,20 +178,32 @@ class Pass {
     product_.run(stream_.prepared, part.weight, part.bias ? &*part.bias : nullptr, out, 0, end - begin, next);
   }
 
-  void gate(const DecoderLayer& layer) {
+  // Prepared for the product that follows.
+  const float* gate(const DecoderLayer& layer) {
     const int64_t all = decoder_.gated(), step = plan_.gate_columns;
+    const bool gates = product_.can_gate(gated_.rows, layer.gate_up.weight);
     member_.share((all + step - 1) / step, [&](int64_t piece) {
-      const int64_t begin = piece * step, end = std::min(all, begin + step), count = end - begin;
-      const Matrix gate_up{at_.gate_up[member_.number()], gated_.rows, 2 * count, 2 * count, decoder_.dtype()};
-      const Matrix& weight = layer.gate_up.weight;
-      const int64_t after = begin + member_.size() * step;  // what this thread takes next, or the first of what follows
-      const NextWeights up = weights_of(weight, all + begin, count);
-      const NextWeights gate = after < all ? weights_of(weight, after, step) : weights_of(layer.down.weight, 0, step);
-      multiply_part(layer.gate_up, begin, end, columns_of(gate_up, 0, count), up);
-      multiply_part(layer.gate_up, all + begin, all + end, columns_of(gate_up, count, 2 * count), gate);
-      elements_.silu_mul(gate_up, columns_of(gated_, begin, end), 0, gated_.rows);
+      if (!gates) return gate_piece(layer, piece * step, std::min(all, (piece + 1) * step));
+      const std::optional<Matrix>& bias = layer.gate_up.bias;
+      product_.run_gate(stream_.prepared, gated_.rows, layer.gate_up.weight, bias ? &*bias : nullptr, piece * step,
+                        std::min(all, (piece + 1) * step), at_.gated_prepared);
     });
     member_.meet();
+    if (gates) return at_.gated_prepared;
+    prepare(gated_);
+    return stream_.prepared;
+  }
+
+  void gate_piece(const DecoderLayer& layer, int64_t begin, int64_t end) {
+    const int64_t all = decoder_.gated(), step = plan_.gate_columns, count = end - begin;
+    const Matrix gate_up{at_.gate_up[member_.number()], gated_.rows, 2 * count, 2 * count, decoder_.dtype()};
+    const Matrix& weight = layer.gate_up.weight;
+    const int64_t after = begin + member_.size() * step;  // what this thread takes next, or the first of what follows
+    const NextWeights up = weights_of(weight, all + begin, count);
+    const NextWeights gate = after < all ? weights_of(weight, after, step) : weights_of(layer.down.weight, 0, step);
+    multiply_part(layer.gate_up, begin, end, columns_of(gate_up, 0, count), up);
+    multiply_part(layer.gate_up, all + begin, all + end, columns_of(gate_up, count, 2 * count), gate);
+    elements_.silu_mul(gate_up, columns_of(gated_, begin, end), 0, gated_.rows);
   }
 
   // -- keys, values and queries ---------------------------------------------------------------------------------------

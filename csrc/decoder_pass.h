@@ -24,6 +24,7 @@ struct Activations {  // of all threads
   std::vector<Stream> kept;         // the rows whose logits are wanted, as often as they are
   std::vector<uint8_t*> gate_up;    // of each thread: [rows, 2 * columns of a piece]
   Matrix qkv, mixed, projected, gated;
+  float* gated_prepared = nullptr;  // where the product of gate and up prepares rows itself
   float* partials = nullptr;        // of attention
 };
 

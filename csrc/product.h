@@ -35,6 +35,12 @@ struct ProductKernels {
   // Outputs begin to end of all rows. REQUIRES: w is f32 or bf16; bias and out have its dtype; out has as many rows as x.
   void (*run)(const float* prepared, const Matrix& w, const Matrix* bias, const Matrix& out, int64_t begin, int64_t end,
               NextWeights next);
+  // Whether the next one can be had. Else: two products, and ElementwiseKernels' silu_mul.
+  bool (*can_gate)(int64_t rows, const Matrix& w);
+  // Outputs begin to end, multiples of `pieces`, of silu(x gate^T) * (x up^T), rounded as if it were done one after the
+  // other, as `prepare` would have it for the product that reads it. w: gate, then up; the bias likewise.
+  void (*run_gate)(const float* prepared, int64_t rows, const Matrix& w, const Matrix* bias, int64_t begin, int64_t end,
+                   float* out);
 };
 
 KV_DECLARE(ProductKernels, product_kernels)

@@ -15,7 +15,7 @@
 #include "fetch.h"
 #include "product_packed.h"
 #if defined(KV_ISA_amx)
-#include "product_tiles.h"
+#include "gate_tiles.h"
 #endif
 
 namespace kv::KV_ISA {
@@ -93,7 +93,7 @@ int64_t prepared_floats(int64_t rows, int64_t inputs, DType weights) {
 
 ProductPieces pieces([[maybe_unused]] DType weights) {
 #if defined(KV_ISA_amx)
-  if (weights == DType::bf16) return {1, SIDE, 3 * SIDE * MOST_OUTPUTS};  // large ones: see the streams of product_tiles.h
+  if (weights == DType::bf16) return {1, CHUNK, 3 * SIDE * MOST_OUTPUTS};  // large ones: see the streams of product_tiles.h
 #endif
   return {8, 48, int64_t{1} << 40};
 }
@@ -313,9 +313,26 @@ void run(const float* prepared, const Matrix& w, const Matrix* bias, const Matri
   else run_all<DType::bf16>(prepared, w, bias, out, begin, end, next);
 }
 
+bool can_gate([[maybe_unused]] int64_t rows, [[maybe_unused]] const Matrix& w) {
+#if defined(KV_ISA_amx)
+  return w.dtype == DType::bf16 && fits_gate(rows, w);
+#else
+  return false;
+#endif
+}
+
+#if defined(KV_ISA_amx)
+void run_gate(const float* prepared, int64_t rows, const Matrix& w, const Matrix* bias, int64_t begin, int64_t end,
+              float* out) {
+  run_gate(reinterpret_cast<const uint8_t*>(prepared), rows, w, bias, begin, end, reinterpret_cast<uint8_t*>(out));
+}
+#else
+void run_gate(const float*, int64_t, const Matrix&, const Matrix*, int64_t, int64_t, float*) {}
+#endif
+
 }  // namespace
 
 extern const ProductKernels product_kernels;
-const ProductKernels product_kernels = {prepared_floats, prepare, pieces, run};
+const ProductKernels product_kernels = {prepared_floats, prepare, pieces, run, can_gate, run_gate};
 
 }  // namespace kv::KV_ISA

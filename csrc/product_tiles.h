@@ -14,6 +14,7 @@
 #pragma once
 
 #include <algorithm>
+#include <type_traits>
 
 #include "fetch.h"
 #include "product_packed.h"
@@ -82,9 +83,10 @@ inline void load_either(const void* at, int64_t apart) {
 }
 
 // OUTPUTS tiles of weights times GROUPS groups of rows: sums [group][output of two] += chunks `from` to `to`, the first of
-// which sets them. ARE_FEW: rows; they are read again and again then while weights pass by, and else the other way round.
-template <int OUTPUTS, int GROUPS, bool ARE_FEW>
-void add_block(TileWeights w, const uint8_t* x, int64_t group_bytes, int64_t from, int64_t to, float* sums, Fetch& fetch) {
+// which sets them; what goes on meanwhile gets its turn with each chunk. ARE_FEW: rows; they are read again and again then while weights pass by, and else the other way round.
+template <int OUTPUTS, int GROUPS, bool ARE_FEW, class Meanwhile>
+void add_block(TileWeights w, const uint8_t* x, int64_t group_bytes, int64_t from, int64_t to, float* sums,
+               Meanwhile& meanwhile) {
   constexpr int BLOCK = OUTPUTS * GROUPS, ROWS = BLOCK + OUTPUTS;  // tiles: sums, then weights, then rows
   static_assert(ROWS + GROUPS <= 8);
   each<BLOCK>([&]<int i>() INLINED {
@@ -96,7 +98,7 @@ void add_block(TileWeights w, const uint8_t* x, int64_t group_bytes, int64_t fro
     each<GROUPS>([&]<int g>() INLINED { load_either<ROWS + g, !ARE_FEW>(x + g * group_bytes, ROW_BYTES); });
     each<OUTPUTS>([&]<int n>() INLINED { load_either<BLOCK + n, ARE_FEW>(w.at + n * w.next, w.apart); });
     each<BLOCK>([]<int i>() INLINED { add_tiles<i, BLOCK + i % OUTPUTS, ROWS + i / OUTPUTS>(); });
-    if constexpr (!ARE_FEW) fetch.some();
+    if constexpr (!ARE_FEW) meanwhile.some();
   }
   each<BLOCK>([&]<int i>() INLINED {
     store_tile<i>(sums + (i / OUTPUTS * 2 + i % OUTPUTS) * TILE_SUMS, ROW_BYTES);
@@ -145,6 +147,34 @@ inline void store_turned(const uint8_t* pairs, int64_t apart, int outputs, uint8
   });
 }
 
+constexpr int64_t FEW = 2;            // groups of rows that stay in L1 while weights pass by
+constexpr int64_t MANY = 12;          // groups that give time enough to ask for the weights that follow
+constexpr int64_t CLOSE_CHUNKS = 18;  // of two tiles of weights that stay there while more rows do: 36 KiB
+
+// Up to FEW groups times `tiles` tiles of weights, which pass by: sums [group][tile].
+inline void add_few(const TileWeights& weights, int tiles, const uint8_t* x, int64_t chunks, int64_t groups, float* sums) {
+  Fetch none;
+  const auto add = groups == 1 ? add_block<1, 1, true, Fetch> : add_block<1, 2, true, Fetch>;
+  for (int n = 0; n < tiles; ++n)
+    add(weights.tile(n), x, chunks * TILE_BYTES, 0, chunks, sums + n * TILE_SUMS, none);
+}
+
+// `groups` groups times one tile of weights or two, which stay. `meanwhile(g)` is what gets its turns while group g and the
+// next are multiplied for the last time.
+template <class Meanwhile>
+void add_many(const TileWeights& weights, int tiles, const uint8_t* x, int64_t chunks, int64_t groups, float* sums,
+              Meanwhile meanwhile) {
+  using Some = std::remove_reference_t<decltype(meanwhile(0))>;
+  const int64_t pieces = (chunks + CLOSE_CHUNKS - 1) / CLOSE_CHUNKS, group_bytes = chunks * TILE_BYTES;
+  const auto add_two = tiles == 1 ? add_block<1, 2, false, Some> : add_block<2, 2, false, Some>;
+  const auto add_one = tiles == 1 ? add_block<1, 1, false, Some> : add_block<2, 1, false, Some>;
+  for (int64_t p = 0; p < pieces; ++p)
+    for (int64_t g = 0; g < groups; g += 2)
+      (g + 1 < groups ? add_two : add_one)(weights, x + g * group_bytes, group_bytes, chunks * p / pieces,
+                                           chunks * (p + 1) / pieces, sums + g * 2 * TILE_SUMS,
+                                           meanwhile(p + 1 == pieces ? g : -1));
+}
+
 struct TileProduct {
   const uint8_t* x;  // rows as tiles
   const Matrix& w;
@@ -162,7 +192,7 @@ struct TileProduct {
     if (w.columns % CHUNK || begin + tiles * SIDE > w.rows) along = together = copied_weights(begin, count);
     for (int64_t s = 0; s < tiles && few; s += 2) {
       fetch_out(begin, count, first * SIDE, std::min(last * SIDE, out.rows), s, tiles);
-      add_few(along.tile(s), s + 1 < tiles ? 2 : 1, first, few);
+      add_few(along.tile(s), s + 1 < tiles ? 2 : 1, x + first * chunks * TILE_BYTES, chunks, few, sums);
       pair_up(begin, tiles, s, few);
     }
     for (int64_t i = 0; i < SIDE && i * tiles < count && few; ++i)
@@ -172,7 +202,9 @@ struct TileProduct {
     for (int64_t t = 0; t < tiles && first + few < last; t += 2) {
       const int64_t next = begin + (t + 2) * SIDE, stop = std::min(next + 2 * SIDE, w.rows);
       const NextWeights those{w.row(next), few ? 0 : std::max<int64_t>(0, stop - next) * row_bytes};
-      add_many(together.tile(t), t + 1 < tiles ? 2 : 1, first + few, last, {those, (last - first + 1) / 2 * chunks});
+      Fetch fetch(those, (last - first + 1) / 2 * chunks);
+      add_many(together.tile(t), t + 1 < tiles ? 2 : 1, x + (first + few) * chunks * TILE_BYTES, chunks, last - first - few,
+               sums, [&](int64_t) -> Fetch& { return fetch; });
       for (int64_t g = first + few; g < last; ++g)
         store_block(sums + (g - first - few) * 2 * TILE_SUMS, begin + t * SIDE,
                     std::min<int64_t>(2 * SIDE, count - t * SIDE), g);
@@ -181,9 +213,6 @@ struct TileProduct {
 
  private:
   static constexpr int64_t BYTES = sizeof(uint16_t), PAIR_BYTES = SIDE * sizeof(uint32_t);
-  static constexpr int64_t FEW = 2;            // groups of rows that stay in L1 while weights pass by
-  static constexpr int64_t MANY = 12;          // groups that give time enough to ask for the weights that follow
-  static constexpr int64_t CLOSE_CHUNKS = 18;  // of two tiles of weights that stay there while more rows do: 36 KiB
 
   uint8_t* place(int64_t group, int64_t output) const { return out.row(group * SIDE) + output * BYTES; }
   int rows_of(int64_t group) const { return static_cast<int>(std::min<int64_t>(SIDE, out.rows - group * SIDE)); }
@@ -193,24 +222,6 @@ struct TileProduct {
     const int64_t rows = last_row - first_row, stop = std::min(tiles, s + 2);
     for (int64_t r = first_row + rows * s / tiles; r < first_row + rows * stop / tiles; ++r)
       for (int64_t at = 0; at < count * BYTES; at += 64) __builtin_prefetch(out.row(r) + begin * BYTES + at, 1, 2);
-  }
-
-  void add_few(const TileWeights& weights, int tiles, int64_t first, int64_t groups) const {
-    const int64_t group_bytes = chunks * TILE_BYTES;
-    Fetch none;
-    const auto add = groups == 1 ? add_block<1, 1, true> : add_block<1, 2, true>;
-    for (int n = 0; n < tiles; ++n)
-      add(weights.tile(n), x + first * group_bytes, group_bytes, 0, chunks, sums + n * TILE_SUMS, none);
-  }
-
-  void add_many(const TileWeights& weights, int tiles, int64_t first, int64_t last, Fetch fetch) const {
-    const int64_t pieces = (chunks + CLOSE_CHUNKS - 1) / CLOSE_CHUNKS, group_bytes = chunks * TILE_BYTES;
-    const auto add_two = tiles == 1 ? add_block<1, 2, false> : add_block<2, 2, false>;
-    const auto add_one = tiles == 1 ? add_block<1, 1, false> : add_block<2, 1, false>;
-    for (int64_t p = 0; p < pieces; ++p)
-      for (int64_t g = first; g < last; g += 2)
-        (g + 1 < last ? add_two : add_one)(weights, x + g * group_bytes, group_bytes, chunks * p / pieces,
-                                           chunks * (p + 1) / pieces, sums + (g - first) * 2 * TILE_SUMS, fetch);
   }
 
   // Outputs s and s + 1 of all streams.
@@ -261,28 +272,38 @@ struct TileProduct {
   }
 };
 
+// Blocks of groups of rows that stay in L2 while panels of outputs begin to end pass by, `least` outputs or a multiple of it:
+// run(first output, how many, first group, last group).
+template <class Run>
+void over_panels(int64_t groups, int64_t near, int64_t begin, int64_t end, int64_t least, bool is_whole, Run run) {
+  const int64_t blocks = (groups + near - 1) / near;  // as equal as they can be
+  for (int64_t b = 0; b < blocks; ++b)
+    for (int64_t n = begin; n < end;) {
+      const int64_t panels = (end - n + SIDE * MOST_OUTPUTS - 1) / (SIDE * MOST_OUTPUTS);
+      const int64_t each = is_whole ? std::max<int64_t>(1, (end - n) / (least * panels)) : 1;
+      const int64_t stop = std::min(end, n + each * least);
+      run(n, stop - n, groups * b / blocks, groups * (b + 1) / blocks);
+      n = stop;
+    }
+}
+
+inline int64_t near_groups(int64_t groups, int64_t chunks) {
+  return std::min(groups, std::max<int64_t>(2, NEAR_BYTES / (chunks * TILE_BYTES) / 2 * 2));
+}
+
 inline void run_tiles(const uint8_t* x, const Matrix& w, const Matrix* bias, const Matrix& out, int64_t begin,
                       int64_t end) {
-  const int64_t groups = groups_of(out.rows), chunks = chunks_of(w.columns);
+  const int64_t groups = groups_of(out.rows), chunks = chunks_of(w.columns), near = near_groups(groups, chunks);
   if (!groups) return;
-  const int64_t near = std::min(groups, std::max<int64_t>(2, NEAR_BYTES / (chunks * TILE_BYTES) / 2 * 2));
   const int64_t sums = 2 * near * TILE_SUMS, pairs = MOST_OUTPUTS * TILE_SUMS;
   float* const scratch = thread_scratch(sums + pairs + SIDE * chunks * ROW_BYTES / static_cast<int64_t>(sizeof(float)));
   const TileProduct product{x, w, bias, out, chunks, scratch, reinterpret_cast<uint8_t*>(scratch + sums),
                             reinterpret_cast<uint8_t*>(scratch + sums + pairs)};
-  const bool is_whole = w.columns % CHUNK == 0;
   begin_tiles();
-  const int64_t blocks = (groups + near - 1) / near;  // as equal as they can be
-  for (int64_t b = 0; b < blocks; ++b) {
-    const int64_t first = groups * b / blocks, last = groups * (b + 1) / blocks;
-    for (int64_t n = begin; n < end;) {
-      const int64_t panels = (end - n + SIDE * MOST_OUTPUTS - 1) / (SIDE * MOST_OUTPUTS);
-      const int64_t each = is_whole ? std::max<int64_t>(1, (end - n) / (SIDE * panels)) : 1;
-      const int64_t stop = std::min(end, n + each * SIDE);
-      product.panel(n, each, stop - n, first, last);
-      n = stop;
-    }
-  }
+  over_panels(groups, near, begin, end, SIDE, w.columns % CHUNK == 0,
+              [&](int64_t output, int64_t count, int64_t first, int64_t last) {
+                product.panel(output, (count + SIDE - 1) / SIDE, count, first, last);
+              });
   end_tiles();
 }
 
