@@ -95,7 +95,7 @@ void rotate(const Rotary& rotary, int heads, int head_dim, uintptr_t x, int64_t 
   if (!out) throw nb::value_error("out: rows need memory");
   const int64_t item = item_bytes(dtype), table_item = item_bytes(rotary.dtype);
   const int64_t done = rotary.rotary_dim * item, rest = head_dim * item - done;
-  const RotateRow row = KV_SELECT(rotary_kernels).row(dtype, rotary.dtype);
+  const RotateRows rotate_rows = KV_SELECT(rotary_kernels).rows(dtype, rotary.dtype);
   const int threads = threads_for(rotary.tokens * heads * head_dim * item, BYTES_PER_THREAD);
   nb::gil_scoped_release release;
 #pragma omp parallel for num_threads(threads) schedule(static) if (threads > 1)
@@ -104,7 +104,7 @@ void rotate(const Rotary& rotary, int heads, int head_dim, uintptr_t x, int64_t 
       const auto* from = reinterpret_cast<const uint8_t*>(x) + (t * x_token_stride + h * x_head_stride) * item;
       auto* to = reinterpret_cast<uint8_t*>(out) + (t * out_token_stride + h * out_head_stride) * item;
       const int64_t table = t * rotary.token_stride * table_item;
-      row(to, from, rotary.cos + table, rotary.sin + table, rotary.rotary_dim / 2);
+      rotate_rows(to, from, rotary.cos + table, rotary.sin + table, rotary.rotary_dim / 2, 1, 0);
       if (to != from && rest) std::memcpy(to + done, from + done, rest);
     }
 }

@@ -252,9 +252,9 @@ class Pass {
     const int64_t head_bytes = decoder_.head_dim * item_bytes(heads.dtype);
     for (int64_t t = 0; t < heads.rows; ++t) {
       const int64_t table = input_.positions[first_token + t] * tables.token_stride * item_bytes(tables.dtype);
-      uint8_t* row = heads.row(t);
-      for (int64_t at = 0; at < heads.columns; at += decoder_.head_dim, row += head_bytes)
-        plan_.rotate(row, row, tables.cos + table, tables.sin + table, tables.rotary_dim / 2);
+      uint8_t* const row = heads.row(t);
+      plan_.rotate(row, row, tables.cos + table, tables.sin + table, tables.rotary_dim / 2,
+                   static_cast<int>(heads.columns / decoder_.head_dim), head_bytes);
     }
   }
 

@@ -32,7 +32,7 @@ struct PassPlan {  // made once, read by all threads
   const Decoder* decoder;
   const StepInput* input;
   int64_t rows;
-  RotateRow rotate;
+  RotateRows rotate;
   KeptRows kept;
   bool is_split = false;     // rows are split among the threads; else each has a stream of its own
   int64_t gate_columns = 0;  // of a piece

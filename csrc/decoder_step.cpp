@@ -108,7 +108,7 @@ void DecoderStep::run(const StepInput& input, int threads) const {
   const auto rows = static_cast<int64_t>(input.ids.size());
   const int64_t products = rows * (layer.qkv.weight.rows * layer.qkv.weight.columns + layer.down.weight.columns * decoder_.hidden());
   if (!threads) threads = threads_for(products, THREAD_PRODUCTS);
-  PassPlan pass{&decoder_, &input, rows, KV_SELECT(rotary_kernels).row(decoder_.dtype(), input.rotary.dtype),
+  PassPlan pass{&decoder_, &input, rows, KV_SELECT(rotary_kernels).rows(decoder_.dtype(), input.rotary.dtype),
                 kept_rows(input.keep)};
   thread_local Floats memory, partials;
   lay_out(pass, threads, memory);

@@ -92,7 +92,7 @@ void norm_part(item<T>* x, const item<T>* added, const item<T>* weight, item<T>*
   const vf scale = splat(1.0f / root(mean + epsilon));
   for (int64_t i = 0; i < width; i += VL) {
     const int64_t left = width - i;
-    store<T>(out + i, load<T>(weight + i, left) * rounded<T>(load<T>(x + i, left) * scale), left);
+    store<T>(out + i, load<T>(weight + i, left) * rounded_to<T>(load<T>(x + i, left) * scale), left);
   }
 }
 

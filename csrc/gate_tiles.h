@@ -86,8 +86,8 @@ struct TileGate {
   void put(const float* gate_sums, const float* up_sums, int64_t apart, int64_t group, int64_t output) const {
     vf found[2];
     each<2>([&]<int i>() INLINED {
-      const vf gated = silu<DType::bf16>(rounded<DType::bf16>(load_as<vf>(gate_sums + i * apart) + bias_of(output + i)));
-      found[i] = gated * rounded<DType::bf16>(load_as<vf>(up_sums + i * apart) + bias_of(num_outputs() + output + i));
+      const vf gated = silu<DType::bf16>(rounded_to<DType::bf16>(load_as<vf>(gate_sums + i * apart) + bias_of(output + i)));
+      found[i] = gated * rounded_to<DType::bf16>(load_as<vf>(up_sums + i * apart) + bias_of(num_outputs() + output + i));
     });
     const vu pair = bf16_pairs(found[0], found[1]);
     const int64_t chunk = group * (num_outputs() / CHUNK) + output / CHUNK;

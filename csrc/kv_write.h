@@ -31,7 +31,7 @@ struct KVWriteCall {
   CacheLayer cache;
   Rows k, v;             // [tokens, kv_heads, head_dim], of the same dtype; converted if the cache has another one
   const Rotary* rotary;  // null, or applied to K on the way, by `rotate`
-  RotateRow rotate;
+  RotateRows rotate;
   bool is_streamed;      // past the caches; REQUIRES: every row of the cache starts and ends at a multiple of 64 bytes
 };
 

@@ -52,13 +52,13 @@ struct Identity {
 
 struct Rotated {  // a row of K in its own dtype, in a buffer
   const Rotary& tables;
-  RotateRow rotate;
+  RotateRows rotate;
   int head_dim, item;
   uint8_t* buffer;
 
   inline const uint8_t* operator()(const uint8_t* row, int64_t token) const {
     const int64_t at = token * tables.token_stride * item_bytes(tables.dtype);
-    rotate(buffer, row, tables.cos + at, tables.sin + at, tables.rotary_dim / 2);
+    rotate(buffer, row, tables.cos + at, tables.sin + at, tables.rotary_dim / 2, 1, 0);
     const int done = tables.rotary_dim * item;
     if (done < head_dim * item) std::memcpy(buffer + done, row + done, head_dim * item - done);
     return buffer;

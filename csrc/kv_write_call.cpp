@@ -31,7 +31,7 @@ KVWriteCall kv_write_call(const CacheLayer& layer, const TokenSlots& slots, cons
                           layer.head_stride | layer.half_stride | layer.slot_stride |
                           static_cast<uint64_t>(layer.head_dim * item_bytes(layer.dtype));
   const bool is_streamed = k.dtype == layer.dtype && kv_write_bytes(layer, slots) >= STREAM_BYTES && places % 64 == 0;
-  return {layer, k, v, rotary, rotary ? KV_SELECT(rotary_kernels).row(k.dtype, rotary->dtype) : nullptr, is_streamed};
+  return {layer, k, v, rotary, rotary ? KV_SELECT(rotary_kernels).rows(k.dtype, rotary->dtype) : nullptr, is_streamed};
 }
 
 }  // namespace kv

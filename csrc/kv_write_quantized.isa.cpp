@@ -19,7 +19,7 @@ class Source {  // the new rows of one head and half, K rotated if the call says
     if (!is_rotated_) return row;
     const Rotary& tables = *call_.rotary;
     const int64_t at = token * tables.token_stride * item_bytes(tables.dtype);
-    call_.rotate(buffer_, row, tables.cos + at, tables.sin + at, tables.rotary_dim / 2);
+    call_.rotate(buffer_, row, tables.cos + at, tables.sin + at, tables.rotary_dim / 2, 1, 0);
     const int done = tables.rotary_dim * item_, rest = call_.cache.head_dim * item_ - done;
     if (rest) std::memcpy(buffer_ + done, row + done, rest);
     return buffer_;

@@ -24,11 +24,13 @@ struct Rotary {  // tables [tokens, rotary_dim], cos and sin alike; rows of toke
   DType dtype;  // f32, bf16 or f16
 };
 
-// One row; `cos` and `sin` point at the token's row of the tables. `out` may be `x`.
-using RotateRow = void (*)(uint8_t* out, const uint8_t* x, const uint8_t* cos, const uint8_t* sin, int half);
+// `count` rows of one token, `apart` bytes from one to the next; `cos` and `sin` point at the token's row of the tables. `out`
+// may be `x`.
+using RotateRows = void (*)(uint8_t* out, const uint8_t* x, const uint8_t* cos, const uint8_t* sin, int half, int count,
+                            int64_t apart);
 
 struct RotaryKernels {
-  RotateRow (*row)(DType x, DType tables);
+  RotateRows (*rows)(DType x, DType tables);
 };
 
 KV_DECLARE(RotaryKernels, rotary_kernels)

@@ -6,14 +6,6 @@
 namespace kv::KV_ISA {
 namespace {
 
-template <DType T>
-inline vf rounded(vf x) {  // rounded_to<T>; for bf16 without leaving the registers' width
-  if constexpr (T != DType::bf16) return rounded_to<T>(x);
-  const vu u = bits<vu>(x);
-  const vf nearest = bits<vf>((u + 0x7fffu + ((u >> 16) & 1u)) & 0xffff0000u);
-  return x == x ? nearest : x;
-}
-
 inline vf alone(vf product) {  // kept from being contracted with a sum
 #if defined(KV_AVX512)
   __asm__("" : "+v"(product));
@@ -57,7 +49,7 @@ inline vf exponential(vf x) {
 
 template <DType T>
 inline vf silu(vf x) {
-  return rounded<T>(x / (splat(1.0f) + exponential(-x)));
+  return rounded_to<T>(x / (splat(1.0f) + exponential(-x)));
 }
 
 }  // namespace

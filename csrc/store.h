@@ -42,6 +42,10 @@ template <DType T>
 inline vf rounded_to(vf v) {  // the nearest numbers that T has
   if constexpr (T == DType::f32) {
     return v;
+  } else if constexpr (T == DType::bf16) {  // without leaving the registers' width
+    const vu u = bits<vu>(v);
+    const vf nearest = bits<vf>((u + 0x7fffu + ((u >> 16) & 1u)) & 0xffff0000u);
+    return v == v ? nearest : v;
   } else {
     vh h;
     Storing<T>::store(&h, v);
