@@ -152,7 +152,7 @@ class Pass {
   void multiply(const float* prepared, const Linear& linear, const Matrix& out) {
     const Matrix& weight = linear.weight;
     const int64_t step = outputs_per_piece(weight.rows, out.rows * weight.columns, member_.size(),
-                                           product_.pieces(decoder_.dtype()));
+                                           product_.pieces(out.rows, decoder_.dtype()));
     member_.share((weight.rows + step - 1) / step, [&](int64_t piece) {
       product_.run(prepared, weight, linear.bias ? &*linear.bias : nullptr, out, piece * step,
                    std::min(weight.rows, (piece + 1) * step), weights_of(weight, (piece + member_.size()) * step, step));
@@ -338,7 +338,7 @@ void lay_out(PassPlan& plan, int threads, Floats& memory) {
   const int64_t widest = std::max(decoder.hidden(), decoder.gated());
   const int64_t most = std::max<int64_t>(plan.rows, static_cast<int64_t>(plan.input->keep.size()));
   plan.is_split = threads > 1 && most * widest > OWN_ITEMS;
-  ProductPieces pieces = KV_SELECT(product_kernels).pieces(decoder.dtype());
+  ProductPieces pieces = KV_SELECT(product_kernels).pieces(plan.rows, decoder.dtype());
   const int64_t close = GATE_BYTES / (2 * plan.rows * item_bytes(decoder.dtype()));
   pieces.most = std::clamp(close, pieces.outputs, pieces.most);
   plan.gate_columns = outputs_per_piece(decoder.gated(), 2 * plan.rows * decoder.hidden(), threads, pieces);

@@ -31,7 +31,7 @@ struct ProductKernels {
   int64_t (*prepared_floats)(int64_t rows, int64_t inputs, DType weights);
   // Rows begin to end of all rows of a product, which are prepared in `to`. `to` is aligned to 64 bytes.
   void (*prepare)(const Matrix& x, DType weights, int64_t begin, int64_t end, float* to);
-  ProductPieces (*pieces)(DType weights);
+  ProductPieces (*pieces)(int64_t rows, DType weights);
   // Outputs begin to end of all rows. REQUIRES: w is f32 or bf16; bias and out have its dtype; out has as many rows as x.
   void (*run)(const float* prepared, const Matrix& w, const Matrix* bias, const Matrix& out, int64_t begin, int64_t end,
               NextWeights next);

@@ -91,9 +91,9 @@ int64_t prepared_floats(int64_t rows, int64_t inputs, DType weights) {
   return rows * widened_floats(inputs);
 }
 
-ProductPieces pieces([[maybe_unused]] DType weights) {
-#if defined(KV_ISA_amx)
-  if (weights == DType::bf16) return {1, CHUNK, 3 * SIDE * MOST_OUTPUTS};  // large ones: see the streams of product_tiles.h
+ProductPieces pieces([[maybe_unused]] int64_t rows, [[maybe_unused]] DType weights) {
+#if defined(KV_ISA_amx)  // large ones where weights come from memory: see the streams of product_tiles.h
+  if (weights == DType::bf16) return {groups_of(rows) > MANY ? 4 : 1, CHUNK, 3 * SIDE * MOST_OUTPUTS};
 #endif
   return {8, 48, int64_t{1} << 40};
 }
