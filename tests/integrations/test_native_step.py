@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor
+from transformers import LlamaConfig
 
 from kvpager import native
 from kvpager.integrations import fused_layers
@@ -18,7 +19,7 @@ from kvpager.integrations.model_layout import layout_for
 from kvpager.integrations.native_matrix import native_matrix
 from kvpager.integrations.native_step import NativeStep
 from tests.attention.paged_out import World
-from tests.families import FAMILIES, VOCABULARY
+from tests.families import FAMILIES, VOCABULARY, Family
 
 if native.module() is None:
     pytest.skip(f"no native kernels: {native.why_not()}", allow_module_level=True)
@@ -33,6 +34,7 @@ BATCHES = {  # lengths with the new tokens, new tokens
     "decode-33": ([3 + 2 * i for i in range(33)], [1] * 33),
     "prefill": ([70], [70]),
     "mixed": ([50, 40, 41, 9], [37, 1, 2, 9]),
+    "many": ([230, 12], [217, 1]),
 }
 
 
@@ -53,7 +55,12 @@ def same_products(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @contextmanager
 def decoder_of(name: str, dtype: torch.dtype, kv_dtype: str | None = None) -> Iterator[tuple[Any, FusedDecoder]]:
-    model = FAMILIES[name].model().to(dtype)
+    with decoder_in(FAMILIES[name].model().to(dtype), dtype, kv_dtype) as found:
+        yield found
+
+
+@contextmanager
+def decoder_in(model: Any, dtype: torch.dtype, kv_dtype: str | None = None) -> Iterator[tuple[Any, FusedDecoder]]:
     layout = layout_for(model.config, dtype=kv_dtype or str(dtype).removeprefix("torch."), page_size=4)
     with paged_attention(model), fused(model, layout) as decoder:
         assert isinstance(decoder, FusedDecoder), decoder
@@ -110,8 +117,20 @@ def test_it_has_the_bits_of_the_layers_one_by_one(name: str) -> None:
 @pytest.mark.parametrize("name", ["qwen2", "qwen3-windows"])
 def test_the_same_in_bf16(name: str) -> None:
     with decoder_of(name, torch.bfloat16) as (layout, decoder):
-        for batch in ("one", "mixed"):
-            check(decoder, layout, *BATCHES[batch], 1, 2)
+        for batch in BATCHES.values():
+            check(decoder, layout, *batch, 1, 2)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_biases_everywhere(dtype: torch.dtype) -> None:
+    model = Family(LlamaConfig, {"attention_bias": True, "mlp_bias": True}).model()
+    biases = [each for name, each in model.named_parameters() if name.endswith("bias")]
+    assert len(biases) == 7 * 4
+    for bias in biases:
+        torch.nn.init.normal_(bias, generator=torch.Generator().manual_seed(1))
+    with decoder_in(model.to(dtype), dtype) as (layout, decoder):
+        for batch in BATCHES.values():
+            check(decoder, layout, *batch, 1, 2)
 
 
 @pytest.mark.parametrize("kv_dtype", ["int8", "float8_e4m3"])
