@@ -137,6 +137,7 @@ def open_cache(
         prefix_cache=prefix_cache,
         match_inside_pages=match_inside_pages,
         rewind=rewind,
+        runs=Runs(pool) if contiguous else None,
     )
     if window is not None and not tiers:
         raise ConfigError("a window reads pages that lie below the device: give tiers= too, or leave it out")
@@ -146,7 +147,6 @@ def open_cache(
                 "contiguous allocation shares and moves no pages, and gives none back early: it has no prefix cache, "
                 "no tiers and no sliding windows"
             )
-        cache.runs = Runs(pool)
     cache.retention = Retainer(cache, clock, partial(make_policy, clock=clock), pinned_share)
     if tiers:
         if not fingerprint and not all(isinstance(tier, HostTier) for tier in tiers):

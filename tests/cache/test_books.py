@@ -8,6 +8,7 @@ import pytest
 
 from kvpager import native
 from kvpager.assemble import open_cache
+from kvpager.cache.ending import end_natively
 from kvpager.cache.paged_cache import PagedCache
 from kvpager.cache.sequence import Sequence
 from kvpager.errors import ConfigError, OutOfBlocks
@@ -42,10 +43,10 @@ def books_of(cache: PagedCache) -> list[object]:
         rows.tail[:, live].tolist(),
         [[table.entries[: len(table)].tobytes() for table in cache.sequences[row].tables] for row in live],
         [[table.tiers().tobytes() for table in cache.sequences[row].tables] for row in live],
-        None if leaves is None else leaves._runs,
+        None if leaves is None else leaves.ordered(),
         published,
         [(node := index.node_of_block(block), index.parent(node), index.label(node)) for block in published],
-        (index.num_nodes, index.num_entries, dict(index._root_users)),
+        (index.num_nodes, index.num_entries, {node: index._tree.num_users[node] for node in index._root_by_key.values()}),
         cache.statistics().prefix,
         cache.pool.counts(),
     ]
@@ -125,11 +126,11 @@ def test_the_kernels_take_plain_steps_and_ends() -> None:
         lru = cache.evictable.lru
         assert lru is not None
         with cache.step({seq: 9}):
-            assert books.end(seq.row, seq.tables[0], seq._root, cache.index, lru) < 0
+            assert not books.end(seq, cache.evictable, cache.sequences)
         twin = seq.fork()
         assert books.open(rows, one, (seq,), starts, tails, pages) == -1  # the begun page is shared
-        assert cache.ending.end(twin)
-        assert cache.ending.end(seq)
+        assert end_natively(cache, twin)
+        assert end_natively(cache, seq)
         cache.check()
 
 
@@ -158,10 +159,10 @@ def test_a_table_that_names_a_block_twice_is_left_to_be_refused() -> None:
         for wrong in ([0, 1, 2, 3, 4, 5, 6, 6], [3, 0, 1, 2, 3, 4, 5, 7]):
             entries[:8] = right[wrong]
             before = cache.pool.refcount.copy()
-            assert not cache.ending.end(seq)
+            assert not end_natively(cache, seq)
             assert np.array_equal(cache.pool.refcount, before)
         entries[:8] = right[:8]
-        assert cache.ending.end(seq)
+        assert end_natively(cache, seq)
         cache.check()
 
 

@@ -12,9 +12,14 @@ A sequence owns one row while it lives, and until the last step that saw it has 
     is_special  has a resident limit, pages away from the device, or an attention of its own
 """
 
+from array import array
+
 import numpy as np
 
+from kvpager.memory.page_table import PageTable
+
 NO_ROW = -1  # of a freed sequence
+_STALE = -1  # changes of columns that were laid out anew: so native kernels see that they hold the old ones
 _NUM_COLUMNS = 5  # of one number a row that begin at 0; the first pages of the groups follow
 
 
@@ -24,9 +29,10 @@ class SequenceRows:
         self.is_alive = np.zeros(capacity, np.bool_)
         self.is_special = np.zeros(capacity, np.bool_)
         self.tail = np.zeros((num_groups, capacity), np.int32)
-        self.num_changes = 0  # how often a row was taken or left: until it changes, sequences keep theirs
+        self.changes = array("q", [0])  # how often a row was taken or left: until it changes, sequences keep theirs
         self._knows_special = False
-        self._free = list(range(capacity - 1, -1, -1))
+        self.free = list(range(capacity - 1, -1, -1))
+        self.spare_tables: list[tuple[PageTable, ...] | None] = [None] * capacity  # a row's last ones, empty
 
     def _lay_out(self, numbers: np.ndarray) -> None:
         """``numbers``: the columns that begin at 0, one below the other."""
@@ -34,24 +40,32 @@ class SequenceRows:
         self.committed, self.reserved, self.published, self.publish_until, self.open_steps = numbers[:_NUM_COLUMNS]
         self.first_page = numbers[_NUM_COLUMNS:]
 
+    def columns(self) -> tuple[object, ...]:
+        """What the native kernels work on, in their order."""
+        changes = np.frombuffer(self.changes, np.int64)
+        return self.numbers, self.is_alive, self.is_special, self.tail, self.spare_tables, self.free, changes
+
     def take(self) -> int:
         """A zeroed row, as all free ones are."""
-        if not self._free:
+        if not self.free:
             self._grow()
-        row = self._free.pop()
-        self.num_changes += 1
+        row = self.free.pop()
+        self.changes[0] += 1
         self.is_alive[row] = True
         return row
 
     def leave(self, row: int) -> None:
         """Its sequence is freed; whoever ends its last step gives the row back."""
         self.is_alive[row] = False
-        self.num_changes += 1
+        self.changes[0] += 1
 
-    def ended(self, row: int) -> None:
-        """``leave`` and ``give_back`` of a row whose columns say so already."""
-        self.num_changes += 1
-        self._free.append(row)
+    def take_tables(self, row: int, num_pages: int) -> tuple[PageTable, ...] | None:
+        """The empty ones that the row kept of its last sequence, where they have room for so many pages."""
+        tables = self.spare_tables[row]
+        if tables is None:
+            return None
+        self.spare_tables[row] = None
+        return tables if len(tables[0].entries) >= num_pages else None
 
     def mark_special(self, row: int) -> None:
         self.is_special[row] = self._knows_special = True
@@ -64,7 +78,7 @@ class SequenceRows:
         self.numbers[:, row] = 0
         self.is_special[row] = False
         self.tail[:, row] = 0  # a row that nobody owns must not name a block: the pool may shrink below it
-        self._free.append(row)
+        self.free.append(row)
 
     def copy(self, source: int, target: int) -> None:
         """Everything but the open steps."""
@@ -74,10 +88,12 @@ class SequenceRows:
         self.first_page[:, target] = self.first_page[:, source]
 
     def _grow(self) -> None:
-        old = len(self.committed)
+        old, stale = len(self.committed), self.changes
+        self.changes, stale[0] = stale[:], _STALE
         self._lay_out(np.concatenate([self.numbers, np.zeros_like(self.numbers)], axis=1))
         for name in ("is_alive", "is_special"):
             column = getattr(self, name)
             setattr(self, name, np.concatenate([column, np.zeros_like(column)]))
         self.tail = np.concatenate([self.tail, np.zeros_like(self.tail)], axis=1)
-        self._free.extend(range(2 * old - 1, old - 1, -1))
+        self.spare_tables += [None] * old
+        self.free.extend(range(2 * old - 1, old - 1, -1))
