@@ -64,6 +64,7 @@ class Books {
     if (numbers.shape(0) < 5 || numbers.shape(1) != rows || is_special.shape(0) != rows || tail.shape(1) != rows ||
         spare.size() != rows || num_changes.shape(0) != 1)
       throw nb::value_error("the columns differ in length");
+    tables_.clear(), tables_.resize(rows);
     spare_tables_ = std::move(spare), free_rows_ = std::move(free), num_changes_ = std::move(num_changes);
     auto line = [&](size_t which) { return numbers.data() + which * rows; };
     rows_ = {line(0), line(1), line(2), line(3), line(4), is_alive.data(), is_special.data(), tail.data(),
@@ -115,7 +116,7 @@ class Books {
   // Maps the pages that `open` asked for, `starts` and `new_pages` as it left them: to `fresh`, group by group, and in
   // a group sequence by sequence. False, with no page mapped, where one is there already. `device`: the tier.
   bool map(nb::handle rows, nb::tuple sequences, nb::handle starts, nb::handle new_pages, nb::handle fresh,
-           uint8_t device) const {
+           uint8_t device) {
     const Items<int32_t> blocks(fresh, false, 0);
     return map_to(rows, sequences, starts, new_pages, blocks.data(), blocks.size(), device);
   }
@@ -220,12 +221,13 @@ class Books {
     const nb::object number = nb::borrow(of_.row.of(sequence)), root = nb::borrow(of_.root.of(sequence));
     const int64_t row = whole_number(number.ptr());
     if (row < 0 || row >= rows_.num_rows || rows_.open_steps[row] != 0 || !rows_.is_alive[row]) return false;
+    tables_[row].read_ahead();
     const TreeColumns& columns = tree_->columns();
     const int64_t root_node = root.is_none() ? NO_NODE : checked_root(columns, root);
     const nb::handle lru = of_evictable_.lru.of(evictable);
     if (!lru_ || !lru_->is_of(lru)) bind_lru(lru);
     if (!lru_->is_native() || !give_back_pages(columns, of_.table(sequence, 0))) return false;
-    keep_tables(row, sequence);
+    keep_table(row, sequence);
     leave_row(row);
     of_.row.set(sequence, nb::int_(NO_ROW));
     of_.is_freed.set(sequence, nb::bool_(true));
@@ -238,10 +240,11 @@ class Books {
 
  private:
   bool map_to(nb::handle rows, const nb::tuple& sequences, nb::handle starts, nb::handle new_pages,
-              const int32_t* blocks, int64_t num_blocks, uint8_t device) const {
+              const int32_t* blocks, int64_t num_blocks, uint8_t device) {
     const int64_t num = static_cast<int64_t>(sequences.size());
     const Items<int64_t> which(rows, false, num), start_of(starts, false, num), pages_of(new_pages, false, num);
     struct Part {
+      nb::handle sequence;
       nb::object table;
       int64_t row, group, page, count;
     };
@@ -256,7 +259,7 @@ class Books {
         nb::object table = nb::borrow(of_.table(sequence, group));
         if (of_.num_table_pages(table) > page) return false;
         if (which.data()[i] < 0 || which.data()[i] >= rows_.num_rows) return false;
-        parts.push_back({std::move(table), which.data()[i], group, page, count});
+        parts.push_back({sequence, std::move(table), which.data()[i], group, page, count});
         needed += count;
       }
     if (needed > num_blocks) throw nb::value_error("there are fewer blocks than pages");
@@ -270,6 +273,7 @@ class Books {
         std::memset(tiers.data() + part.page, device, part.count);
       }
       of_.num_pages.set(part.table, nb::int_(stop));
+      if (rows_.num_groups == 1) know_table(part.row, part.sequence);
       next += part.count;
       rows_.tail[part.group * rows_.num_rows + part.row] = next[-1];
     }
@@ -297,14 +301,22 @@ class Books {
     return true;
   }
 
+  void know_table(int64_t row, nb::handle sequence) {
+    RowTable& known = tables_[row];
+    if (known.tables.is(of_.tables.of(sequence)) && known.array.is(of_.entries.of(of_.table(sequence, 0)))) return;
+    known = of_.row_table(sequence);
+  }
+
   // The row has the table for its next sequence, empty, where nobody else has it.
-  void keep_tables(int64_t row, nb::handle sequence) {
-    if (of_.has_table_to_itself(sequence, MOST_KEPT)) {
+  void keep_table(int64_t row, nb::handle sequence) {
+    const RowTable& known = tables_[row];
+    if (of_.has_to_itself(sequence, known)) {
       const nb::handle table = of_.table(sequence, 0);
-      std::fill_n(of_.entries_of(table, 0).data(), of_.num_table_pages(table), UNMAPPED);
+      std::fill_n(reinterpret_cast<int32_t*>(known.entries->data), of_.num_table_pages(table), UNMAPPED);
       of_.num_pages.set(table, nb::int_(0));
-      if (PyList_SetItem(spare_tables_.ptr(), row, nb::borrow(of_.tables.of(sequence)).release().ptr()))
-        nb::raise_python_error();
+      if (PyList_SetItem(spare_tables_.ptr(), row, nb::object(known.tables).release().ptr())) nb::raise_python_error();
+    } else {
+      tables_[row] = {};
     }
     of_.tables.set(sequence, no_tables_);
   }
@@ -357,7 +369,6 @@ class Books {
   }
 
   int64_t page_size_;
-  static constexpr int64_t MOST_KEPT = 1024;  // entries: 4 KiB a row
   SequenceBinding of_;
   EvictableBinding of_evictable_;
   nb::object media_ = interned("media"), grow_ = interned("_grow");  // attributes
@@ -366,6 +377,7 @@ class Books {
   BlockColumns blocks_{};
   std::vector<int64_t> run_, nodes_;  // scratch
   std::vector<int32_t> fresh_;
+  std::vector<RowTable> tables_;  // by row, where there is one layer group
   std::optional<PageTreeBinding> tree_;
   std::optional<LruBinding> lru_;
   std::vector<nb::object> block_of_node_;

@@ -29,7 +29,8 @@ nb::object lowest(const RankedLeaves& leaves) {
 
 nb::list ordered(const RankedLeaves& leaves) {
   nb::list blocks;
-  for (const auto& [rank, block] : leaves.order()) blocks.append(block);
+  for (const RankedLeaves::Run& run : leaves.runs())
+    for (const RankedLeaves::Entry& entry : run) blocks.append(entry.block);
   return blocks;
 }
 
@@ -37,7 +38,7 @@ nb::list ordered(const RankedLeaves& leaves) {
 
 void bind_ranked_leaves(nb::module_& m) {
   nb::class_<RankedLeaves>(m, "RankedLeaves", "Blocks by rank, from 0 to 2^63-1, the lowest first.")
-      .def(nb::init<>())
+      .def(nb::init<int64_t>(), "num_blocks"_a)
       .def("__len__", &RankedLeaves::size)
       .def("__contains__", &RankedLeaves::contains, "block"_a)
       .def("offer", &RankedLeaves::offer, "block"_a, "rank"_a)

@@ -22,7 +22,7 @@ class LRU(RankedPolicy):
     def __init__(self, num_blocks: int) -> None:
         super().__init__(num_blocks)
         if (leaves := getattr(native.module(), "RankedLeaves", None)) is not None:
-            self._leaves = leaves()
+            self._leaves = leaves(num_blocks)
         self.ranks = array("q", [0]) * num_blocks  # those of a run are written at once
         self._rank = self.ranks
         self._columns = [(self.ranks, 0)]
