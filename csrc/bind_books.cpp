@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "books.h"
+#include "evictable_binding.h"
 #include "items.h"
 #include "lru_binding.h"
 #include "page_tree_binding.h"
@@ -27,25 +28,6 @@ using Column = nb::ndarray<Item, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 template <class Item>
 using Lines = nb::ndarray<Item, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
 
-constexpr int64_t NO_ROW = -1;  // of a freed sequence
-
-// What is asked of a cache/evictable.py. It is not kept: it refers to the cache.
-class EvictableBinding {
- public:
-  explicit EvictableBinding(nb::object type)
-      : lru(type, "lru"), index(type, "_index"), retains_(type, "retains"), uses_(type, "uses"), type_(std::move(type)) {}
-  // Whether it keeps pages in LRU order, and nobody wants to hear of those that are let go of.
-  bool is_plain(nb::handle evictable) const {
-    return reinterpret_cast<PyObject*>(Py_TYPE(evictable.ptr())) == type_.ptr() && !lru.of(evictable).is_none() &&
-           retains_.of(evictable).is_none() && uses_.of(evictable).is_none();
-  }
-  Slot lru, index;
-
- private:
-  Slot retains_, uses_;
-  nb::object type_;
-};
-
 // Of one cache. The columns stay alive here; whoever lays them out anew binds them again.
 class Books {
  public:
@@ -57,15 +39,15 @@ class Books {
     if (page_size < 1) throw nb::value_error("a page has at least one token");
   }
 
-  // `spare`: tables by row; `free`: rows that nobody has; `num_changes`: one number.
+  // `kept`: tables by row; `free`: rows that nobody has; `num_changes`: one number.
   void bind_rows(Lines<int64_t> numbers, Column<bool> is_alive, Column<bool> is_special, Lines<int32_t> tail,
-                 nb::list spare, nb::list free, Column<int64_t> num_changes) {
+                 nb::list kept, nb::list free, Column<int64_t> num_changes) {
     const size_t rows = is_alive.shape(0);
     if (numbers.shape(0) < 5 || numbers.shape(1) != rows || is_special.shape(0) != rows || tail.shape(1) != rows ||
-        spare.size() != rows || num_changes.shape(0) != 1)
+        kept.size() != rows || num_changes.shape(0) != 1)
       throw nb::value_error("the columns differ in length");
     tables_.clear(), tables_.resize(rows);
-    spare_tables_ = std::move(spare), free_rows_ = std::move(free), num_changes_ = std::move(num_changes);
+    kept_tables_ = std::move(kept), free_rows_ = std::move(free), num_changes_ = std::move(num_changes);
     auto line = [&](size_t which) { return numbers.data() + which * rows; };
     rows_ = {line(0), line(1), line(2), line(3), line(4), is_alive.data(), is_special.data(), tail.data(),
              static_cast<int64_t>(rows), static_cast<int64_t>(tail.shape(0))};
@@ -314,7 +296,7 @@ class Books {
       const nb::handle table = of_.table(sequence, 0);
       std::fill_n(reinterpret_cast<int32_t*>(known.entries->data), of_.num_table_pages(table), UNMAPPED);
       of_.num_pages.set(table, nb::int_(0));
-      if (PyList_SetItem(spare_tables_.ptr(), row, nb::object(known.tables).release().ptr())) nb::raise_python_error();
+      if (PyList_SetItem(kept_tables_.ptr(), row, nb::object(known.tables).release().ptr())) nb::raise_python_error();
     } else {
       tables_[row] = {};
     }
@@ -382,7 +364,7 @@ class Books {
   std::optional<LruBinding> lru_;
   std::vector<nb::object> block_of_node_;
   std::optional<Items<int64_t>> node_of_block_, group_of_block_;
-  nb::list spare_tables_, free_rows_;
+  nb::list kept_tables_, free_rows_;
   Lines<int64_t> numbers_;
   Column<bool> is_alive_, is_special_, indexed_;
   Lines<int32_t> tail_;
@@ -398,7 +380,7 @@ void bind_books(nb::module_& m) {
       .def(nb::init<int64_t, nb::object, nb::object, nb::object, nb::handle>(), "page_size"_a, "sequence_type"_a, "table_type"_a,
            "evictable_type"_a, "entries"_a)
       .def("bind_rows", &Books::bind_rows, "numbers"_a.noconvert(), "is_alive"_a.noconvert(),
-           "is_special"_a.noconvert(), "tail"_a.noconvert(), "spare"_a, "free"_a, "num_changes"_a.noconvert())
+           "is_special"_a.noconvert(), "tail"_a.noconvert(), "kept"_a, "free"_a, "num_changes"_a.noconvert())
       .def("bind_blocks", &Books::bind_blocks, "refcount"_a.noconvert(), "pins"_a.noconvert(), "indexed"_a.noconvert(),
            "states"_a.noconvert(), "marks"_a.noconvert(), "free"_a.noconvert(), "counts"_a.noconvert(), "given"_a.noconvert(),
            "dropped"_a.noconvert(), "kept"_a.noconvert())

@@ -17,6 +17,7 @@ namespace kv {
 namespace nb = nanobind;
 
 constexpr int32_t UNMAPPED = -1;  // as in memory/page_table.py
+constexpr int64_t NO_ROW = -1;    // of a freed sequence
 
 // What a row knows of the table that was mapped last for its sequence. It stays alive here, or is let go of by the next.
 struct RowTable {

@@ -141,12 +141,11 @@ def open_cache(
     )
     if window is not None and not tiers:
         raise ConfigError("a window reads pages that lie below the device: give tiers= too, or leave it out")
-    if contiguous:
-        if tiers or prefix_cache or len(layout.groups) > 1 or layout.groups[0].window is not None:
-            raise ConfigError(
-                "contiguous allocation shares and moves no pages, and gives none back early: it has no prefix cache, "
-                "no tiers and no sliding windows"
-            )
+    if contiguous and (tiers or prefix_cache or len(layout.groups) > 1 or layout.groups[0].window is not None):
+        raise ConfigError(
+            "contiguous allocation shares and moves no pages, and gives none back early: it has no prefix cache, "
+            "no tiers and no sliding windows"
+        )
     cache.retention = Retainer(cache, clock, partial(make_policy, clock=clock), pinned_share)
     if tiers:
         if not fingerprint and not all(isinstance(tier, HostTier) for tier in tiers):

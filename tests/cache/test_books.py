@@ -46,7 +46,11 @@ def books_of(cache: PagedCache) -> list[object]:
         None if leaves is None else leaves.ordered(),
         published,
         [(node := index.node_of_block(block), index.parent(node), index.label(node)) for block in published],
-        (index.num_nodes, index.num_entries, {node: index._tree.num_users[node] for node in index._root_by_key.values()}),
+        (
+            index.num_nodes,
+            index.num_entries,
+            {node: index._tree.num_users[node] for node in index._root_by_key.values()},
+        ),
         cache.statistics().prefix,
         cache.pool.counts(),
     ]

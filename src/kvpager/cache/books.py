@@ -22,21 +22,27 @@ def _never(seq: Sequence, evictable: Evictable, sequences: dict[int, Sequence]) 
 
 
 class Books:
-    """Of one cache. ``can_end``: whether its sequences can be plain when they end.
+    """Of one cache. ``can_end``: whether its sequences can be plain when they end; asked whenever columns are bound.
 
     ``end(seq, evictable, sequences)``: the native end of a sequence of the cache; False, with nothing changed, where it
     is not plain, or where ``native()`` has to bind columns first that were laid out anew.
     """
 
     def __init__(
-        self, rows: SequenceRows, pool: BlockPool, index: PrefixIndex, evictable: Evictable, page_size: int, can_end: bool
+        self,
+        rows: SequenceRows,
+        pool: BlockPool,
+        index: PrefixIndex,
+        evictable: Evictable,
+        page_size: int,
+        can_end: bool,
     ) -> None:
         self._rows = rows
         self._pool = pool
         self._index = index
         self._evictable = evictable
         self._page_size = page_size
-        self._can_end = can_end
+        self.can_end = can_end
         self.end: End = _never
         self._bound: Any = None  # what the module has made of them
         self._numbers: object = None  # columns as they were bound: they are laid out anew when there are more
@@ -60,7 +66,7 @@ class Books:
         self._bound.bind_rows(*self._rows.columns())
         self._bound.bind_blocks(*self._pool.columns())
         self._bound.bind_pages(*self._index.columns())
-        if self._can_end:
+        if self.can_end:
             self.end = self._bound.end
             if self._evictable.lru is not None:
                 self._bound.bind_lru(self._evictable.lru)

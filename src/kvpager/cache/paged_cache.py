@@ -39,7 +39,6 @@ from kvpager.errors import ConfigError
 from kvpager.memory.arena import Arena
 from kvpager.memory.block_pool import BlockPool
 from kvpager.memory.layout import KVLayout
-from kvpager.memory.page_table import PageTable
 from kvpager.prefix.hashing import Scope, page_key, root_key
 from kvpager.prefix.index import PrefixIndex
 from kvpager.tiers.disk.session_files import Session, SessionFiles
@@ -200,8 +199,7 @@ class PagedCache:
         row, page_size = self.rows.take(), self.layout.page_size
         seq = Sequence(self, row, ids, scope)
         pages = 8 if ids is None else len(ids) // page_size + 8
-        tables = self.rows.take_tables(row, pages)
-        seq.tables = tuple([PageTable(page_size, pages) for _ in self._windows]) if tables is None else tables
+        seq.tables = self.rows.tables_for(row, page_size, pages)
         self.sequences[row] = seq
         if resident_limit is not None:
             seq.resident_limit = resident_limit

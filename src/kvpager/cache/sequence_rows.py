@@ -32,7 +32,8 @@ class SequenceRows:
         self.changes = array("q", [0])  # how often a row was taken or left: until it changes, sequences keep theirs
         self._knows_special = False
         self.free = list(range(capacity - 1, -1, -1))
-        self.spare_tables: list[tuple[PageTable, ...] | None] = [None] * capacity  # a row's last ones, empty
+        self._num_groups = num_groups
+        self.kept_tables: list[tuple[PageTable, ...] | None] = [None] * capacity  # of a free row: its last ones, empty
 
     def _lay_out(self, numbers: np.ndarray) -> None:
         """``numbers``: the columns that begin at 0, one below the other."""
@@ -43,7 +44,7 @@ class SequenceRows:
     def columns(self) -> tuple[object, ...]:
         """What the native kernels work on, in their order."""
         changes = np.frombuffer(self.changes, np.int64)
-        return self.numbers, self.is_alive, self.is_special, self.tail, self.spare_tables, self.free, changes
+        return self.numbers, self.is_alive, self.is_special, self.tail, self.kept_tables, self.free, changes
 
     def take(self) -> int:
         """A zeroed row, as all free ones are."""
@@ -59,13 +60,16 @@ class SequenceRows:
         self.is_alive[row] = False
         self.changes[0] += 1
 
-    def take_tables(self, row: int, num_pages: int) -> tuple[PageTable, ...] | None:
-        """The empty ones that the row kept of its last sequence, where they have room for so many pages."""
-        tables = self.spare_tables[row]
-        if tables is None:
-            return None
-        self.spare_tables[row] = None
-        return tables if len(tables[0].entries) >= num_pages else None
+    def tables_for(self, row: int, page_size: int, num_pages: int) -> tuple[PageTable, ...]:
+        """Empty tables with room for so many pages: those that the row has kept of its last sequence, or new ones."""
+        kept = self.kept_tables[row]
+        if kept is not None:
+            self.kept_tables[row] = None
+            if len(kept[0].entries) >= num_pages:
+                return kept
+        if self._num_groups == 1:
+            return (PageTable(page_size, num_pages),)
+        return tuple([PageTable(page_size, num_pages) for _ in range(self._num_groups)])
 
     def mark_special(self, row: int) -> None:
         self.is_special[row] = self._knows_special = True
@@ -95,5 +99,5 @@ class SequenceRows:
             column = getattr(self, name)
             setattr(self, name, np.concatenate([column, np.zeros_like(column)]))
         self.tail = np.concatenate([self.tail, np.zeros_like(self.tail)], axis=1)
-        self.spare_tables += [None] * old
+        self.kept_tables += [None] * old
         self.free.extend(range(2 * old - 1, old - 1, -1))
