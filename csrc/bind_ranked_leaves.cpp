@@ -37,7 +37,7 @@ nb::list ordered(const RankedLeaves& leaves) {
 }  // namespace
 
 void bind_ranked_leaves(nb::module_& m) {
-  nb::class_<RankedLeaves>(m, "RankedLeaves", "Blocks by rank, from 0 to 2^63-1, the lowest first.")
+  nb::class_<RankedLeaves>(m, "RankedLeaves", "Blocks by rank, above -2^63, the lowest first.")
       .def(nb::init<int64_t>(), "num_blocks"_a)
       .def("__len__", &RankedLeaves::size)
       .def("__contains__", &RankedLeaves::contains, "block"_a)

@@ -1,8 +1,9 @@
-// Blocks by rank, the lowest first: eviction/ranked_leaves.py, natively and for ranks of 63 bits.
+// Blocks by rank, the lowest first: eviction/ranked_leaves.py, natively and for ranks of 64 bits.
 #pragma once
 
 #include <algorithm>
 #include <cstdint>
+#include <limits>
 #include <stdexcept>
 #include <vector>
 
@@ -29,9 +30,10 @@ class RankedLeaves {
   // REQUIRES: some are offered.
   int64_t lowest() const { return runs_.front().front().block; }
 
-  // `block` has this rank, at least 0, now; offered before or not.
+  // `block` has this rank now; offered before or not.
   void offer(int64_t block, int64_t rank) {
-    if (block < 0 || block >= MOST_BLOCKS || rank < 0) throw std::out_of_range("a block or a rank is out of range");
+    if (block < 0 || block >= MOST_BLOCKS || rank == NOT_OFFERED)
+      throw std::out_of_range("a block or a rank is out of range");
     if (block >= num_known()) rank_of_.resize(block + 1, NOT_OFFERED);
     const int64_t known = rank_of_[block];
     if (known == rank) return;
@@ -55,7 +57,7 @@ class RankedLeaves {
   }
 
  private:
-  static constexpr int64_t NOT_OFFERED = -1, MOST_BLOCKS = int64_t{1} << 32;
+  static constexpr int64_t NOT_OFFERED = std::numeric_limits<int64_t>::min(), MOST_BLOCKS = int64_t{1} << 32;
   static constexpr size_t MOST = 256;  // entries of a run: moving them costs less than finding the place
   int64_t num_known() const { return static_cast<int64_t>(rank_of_.size()); }
 

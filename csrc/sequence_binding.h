@@ -26,8 +26,8 @@ struct RowTable {
   const NumpyArray* entries = nullptr;
 
   // A table's parts lie far apart, refer to one another, and are in no cache after a step: to read all of them at once
-  // takes a third of the time that it takes one after the other. (Prefetching took none off: where it would miss the TLB
-  // of a virtual machine, nothing came of it.)
+  // takes half of the time that it takes one after the other. (Prefetching them took nothing off: a processor may leave
+  // out what would miss the TLB.)
   void read_ahead() const {
     if (entries == nullptr) return;
     const auto read = [](const void* at) { (void)*static_cast<const volatile char*>(at); };

@@ -16,7 +16,8 @@ from array import array
 
 import numpy as np
 
-from kvpager.memory.page_table import PageTable
+from kvpager.errors import InvariantError
+from kvpager.memory.page_table import UNMAPPED, PageTable
 
 NO_ROW = -1  # of a freed sequence
 _STALE = -1  # changes of columns that were laid out anew: so native kernels see that they hold the old ones
@@ -90,6 +91,12 @@ class SequenceRows:
             column[target] = column[source]
         self.tail[:, target] = self.tail[:, source]
         self.first_page[:, target] = self.first_page[:, source]
+
+    def check(self) -> None:
+        """Raises InvariantError unless the tables that rows have kept are empty: nothing is left of whose they were."""
+        for table in (table for kept in self.kept_tables for table in kept or ()):
+            if len(table) or (table.entries != UNMAPPED).any():
+                raise InvariantError("a table that a row has kept names blocks")
 
     def _grow(self) -> None:
         old, stale = len(self.committed), self.changes
