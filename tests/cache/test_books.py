@@ -8,7 +8,6 @@ import pytest
 
 from kvpager import native
 from kvpager.assemble import open_cache
-from kvpager.cache.ending import end_natively
 from kvpager.cache.paged_cache import PagedCache
 from kvpager.cache.sequence import Sequence
 from kvpager.errors import ConfigError, OutOfBlocks
@@ -137,8 +136,8 @@ def test_the_kernels_take_plain_steps_and_ends() -> None:
             assert not books.end(seq, cache.evictable, cache.sequences)
         twin = seq.fork()
         assert books.open(rows, one, (seq,), starts, tails, pages) == -1  # the begun page is shared
-        assert end_natively(cache, twin)
-        assert end_natively(cache, seq)
+        assert end(cache, twin)
+        assert end(cache, seq)
         cache.check()
 
 
@@ -167,10 +166,10 @@ def test_a_table_that_names_a_block_twice_is_left_to_be_refused() -> None:
         for wrong in ([0, 1, 2, 3, 4, 5, 6, 6], [3, 0, 1, 2, 3, 4, 5, 7]):
             entries[:8] = right[wrong]
             before = cache.pool.refcount.copy()
-            assert not end_natively(cache, seq)
+            assert not end(cache, seq)
             assert np.array_equal(cache.pool.refcount, before)
         entries[:8] = right[:8]
-        assert end_natively(cache, seq)
+        assert end(cache, seq)
         cache.check()
 
 

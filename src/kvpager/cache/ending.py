@@ -1,8 +1,8 @@
 """The end of a sequence: all its pages go back, the last page first, so that leaves age before roots.
 
-A plain one ends in one native call, which does the same. Plain: one layer group without a window, no page below the
-device, no open step, no run of blocks, nothing retained, nobody who listens, and pages in LRU order. Its row keeps its
-table, empty, for the sequence that has the row next (cache/sequence_rows.py).
+A plain one ends in one native call (cache/books.py), which does the same. Plain: one layer group without a window, no
+page below the device, no open step, no run of blocks, no poison, nothing retained, nobody who listens, and pages in LRU
+order. Its row keeps its table, empty, for the sequence that has the row next (cache/sequence_rows.py).
 """
 
 from typing import TYPE_CHECKING
@@ -20,13 +20,8 @@ def can_end_natively(cache: "PagedCache") -> bool:
     return cache.layout.num_groups == 1 and not cache.has_windows and not cache.pool.has_poison and cache.runs is None
 
 
-def end_natively(cache: "PagedCache", seq: Sequence) -> bool:
-    """False, with nothing changed, where the sequence or the cache is not plain. REQUIRES: it is usable."""
-    return cache.books.native() is not None and cache.books.end(seq, cache.evictable, cache.sequences)
-
-
 def end_part_by_part(cache: "PagedCache", seq: Sequence) -> None:
-    """The same for any sequence. REQUIRES: it is usable."""
+    """What ``cache.books.end`` does, for any sequence. REQUIRES: it is usable."""
     for group, table in enumerate(seq.tables):
         if seq.away is not None:
             cache.paging.partings.unmapped(seq, group, 0, len(table))

@@ -16,7 +16,7 @@ from kvpager.cache.books import Books
 from kvpager.cache.check import check_cache
 from kvpager.cache.copying import make_writable
 from kvpager.cache.cutting import truncate
-from kvpager.cache.ending import can_end_natively, end_natively, end_part_by_part
+from kvpager.cache.ending import can_end_natively, end_part_by_part
 from kvpager.cache.evictable import Evictable
 from kvpager.cache.fault import FaultLog
 from kvpager.cache.giving_back import clear_prefix
@@ -260,8 +260,9 @@ class PagedCache:
             self.check_usable(seq)
         if len(sequences) > 1 and len(set(sequences)) < len(sequences):
             raise ConfigError("a sequence is named twice; free it once")
+        has_kernels = self.books.native() is not None
         for seq in sequences:
-            if not end_natively(self, seq):
+            if not (has_kernels and self.books.end(seq, self.evictable, self.sequences)):
                 end_part_by_part(self, seq)
         self.retention.let_go(sequences)
 
