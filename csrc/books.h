@@ -123,6 +123,7 @@ inline bool release_last_first(const BlockColumns& blocks, const int32_t* entrie
         if (num_freed + num_cached != at || (!blocks.indexed[id] && num_cached)) break;
         (blocks.indexed[id] ? num_cached : num_freed) += num;
         std::fill_n(blocks.refcount + id + 1 - num, num, 0);
+        std::fill_n(blocks.states + id + 1 - num, num, blocks.indexed[id] ? blocks.kept[USED] : blocks.dropped[USED]);
         at = looked_at;
         continue;
       }
@@ -136,23 +137,23 @@ inline bool release_last_first(const BlockColumns& blocks, const int32_t* entrie
       break;
     } else if (blocks.indexed[id]) {
       ++num_cached;
-    } else if (num_freed++ != at) {
+      blocks.states[id] = blocks.kept[USED];
+    } else if (num_freed++ == at) {
+      blocks.states[id] = blocks.dropped[USED];
+    } else {
       break;
     }
     --blocks.refcount[id];
     ++at;
   }
   if (at < num_pages || blocks.counts[FREE] + num_freed > blocks.num_blocks) {
-    while (at-- > 0) ++blocks.refcount[entries[num_pages - 1 - at]];
+    while (at-- > 0) {
+      ++blocks.refcount[entries[num_pages - 1 - at]];
+      blocks.states[entries[num_pages - 1 - at]] = USED;
+    }
     return false;
   }
-  for (int64_t i = 0; i < num_freed; ++i) {
-    const int32_t id = entries[num_pages - 1 - i];
-    blocks.states[id] = blocks.dropped[USED];
-    blocks.free[blocks.counts[FREE] + num_freed - 1 - i] = id;
-  }
-  for (int64_t i = num_freed; i < num_freed + num_cached; ++i)
-    blocks.states[entries[num_pages - 1 - i]] = blocks.kept[USED];
+  std::copy_n(entries + num_pages - num_freed, num_freed, blocks.free + blocks.counts[FREE]);
   blocks.counts[USED] -= num_freed + num_cached;
   blocks.counts[FREE] += num_freed;
   blocks.counts[CACHED] += num_cached;

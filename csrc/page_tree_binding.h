@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "items.h"
+#include "slots.h"
 
 namespace kv {
 
@@ -20,12 +21,14 @@ constexpr int64_t NO_NODE = -1;  // in the columns only
 
 // The columns, which are laid out anew where there are more nodes.
 struct TreeColumns {
-  explicit TreeColumns(nb::handle parent_of, nb::handle num_children_of, nb::handle only_child_of, nb::handle run_of)
+  TreeColumns(nb::handle parent_of, nb::handle num_children_of, nb::handle only_child_of, nb::handle run_of,
+              nb::handle num_users_of)
       : parent(parent_of, true, 0),
         num_children(num_children_of, true, parent.size()),
         only_child(only_child_of, true, parent.size()),
-        run(run_of, true, parent.size()) {}
-  Items<int64_t> parent, num_children, only_child, run;
+        run(run_of, true, parent.size()),
+        num_users(num_users_of, true, parent.size()) {}
+  Items<int64_t> parent, num_children, only_child, run, num_users;
 };
 
 // One tree. None of the objects it holds refers to the cache.
@@ -40,14 +43,16 @@ class PageTreeBinding {
         free_(tree.attr("_free")),
         node_by_edge_(tree.attr("_node_by_edge")),
         child_by_token_(tree.attr("_child_by_token")),
+        parent_(tree.type(), "parent"),
+        num_used_(tree.type(), "_num_used"),
         tree_(std::move(tree)) {}
 
   const TreeColumns& columns() {
-    nb::object parent = attribute(tree_, names_.parent);
-    if (!columns_ || !parent.is(parent_)) {
-      columns_.emplace(parent, attribute(tree_, names_.num_children), attribute(tree_, names_.only_child),
-                       attribute(tree_, names_.run));
-      parent_ = std::move(parent);
+    const nb::handle parent = parent_.of(tree_);
+    if (!columns_ || !parent.is(bound_parent_)) {
+      columns_.emplace(parent, tree_.attr("num_children"), tree_.attr("_only_child"), tree_.attr("_run"),
+                       tree_.attr("num_users"));
+      bound_parent_ = nb::borrow(parent);
     }
     return *columns_;
   }
@@ -135,9 +140,9 @@ class PageTreeBinding {
       if (PyList_SetSlice(free_.ptr(), num_free - count, num_free, nullptr)) nb::raise_python_error();
       return;
     }
-    const int64_t first = nb::cast<int64_t>(attribute(tree_, num_used_));
+    const int64_t first = whole_number(num_used_.of(tree_).ptr());
     for (int64_t i = 0; i < count; ++i) nodes[i] = first + i;
-    set_attribute(tree_, num_used_, nb::int_(first + count));
+    num_used_.set(tree_, nb::int_(first + count));
   }
 
   static void set_item(const nb::object& list, int64_t at, nb::object value) {
@@ -185,16 +190,12 @@ class PageTreeBinding {
   }
 
   int64_t width_;
-  nb::object parent_;  // that the columns belong to
+  nb::object bound_parent_;  // that the columns belong to
   std::optional<TreeColumns> columns_;
   nb::object content_, run_pages_, next_sibling_, previous_sibling_, free_;  // lists
   nb::object node_by_edge_, child_by_token_;
+  Slot parent_, num_used_;
   nb::object tree_;
-  nb::object num_used_ = interned("_num_used");
-  struct {  // of attributes
-    nb::object parent = interned("parent"), num_children = interned("num_children");
-    nb::object only_child = interned("_only_child"), run = interned("_run");
-  } names_;
 };
 
 }  // namespace kv

@@ -137,16 +137,15 @@ def open_cache(
         prefix_cache=prefix_cache,
         match_inside_pages=match_inside_pages,
         rewind=rewind,
+        runs=Runs(pool) if contiguous else None,
     )
     if window is not None and not tiers:
         raise ConfigError("a window reads pages that lie below the device: give tiers= too, or leave it out")
-    if contiguous:
-        if tiers or prefix_cache or len(layout.groups) > 1 or layout.groups[0].window is not None:
-            raise ConfigError(
-                "contiguous allocation shares and moves no pages, and gives none back early: it has no prefix cache, "
-                "no tiers and no sliding windows"
-            )
-        cache.runs = Runs(pool)
+    if contiguous and (tiers or prefix_cache or len(layout.groups) > 1 or layout.groups[0].window is not None):
+        raise ConfigError(
+            "contiguous allocation shares and moves no pages, and gives none back early: it has no prefix cache, "
+            "no tiers and no sliding windows"
+        )
     cache.retention = Retainer(cache, clock, partial(make_policy, clock=clock), pinned_share)
     if tiers:
         if not fingerprint and not all(isinstance(tier, HostTier) for tier in tiers):

@@ -1,7 +1,7 @@
 """What native calls do to the books of a cache is what Python does: the same random life with and without them."""
 
 import random
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import numpy as np
 import pytest
@@ -11,13 +11,17 @@ from kvpager.assemble import open_cache
 from kvpager.cache.paged_cache import PagedCache
 from kvpager.cache.sequence import Sequence
 from kvpager.errors import ConfigError, OutOfBlocks
+from kvpager.eviction.fifo import FIFO
+from kvpager.eviction.lru import LRU
 from kvpager.memory.layout import KVLayout, LayerSpec
+from kvpager.memory.page_table import UNMAPPED, PageTable
 from kvpager.prefix.hashing import Media, Scope
 
 LAYOUT = KVLayout(layers=2, kv_heads=1, head_dim=8, dtype="bfloat16", page_size=4)
 TWO_GROUPS = KVLayout.mixed([LayerSpec(1, 8), LayerSpec(2, 8)], dtype="bfloat16", page_size=4)
 WINDOWED = KVLayout.mixed([LayerSpec(1, 8), LayerSpec(1, 8, window=8)], dtype="bfloat16", page_size=4)
 BLOCKS = 40
+PLAIN = Scope()
 WITH_PICTURE = Scope(media=(Media(1, bytes(32)),))
 
 
@@ -42,10 +46,14 @@ def books_of(cache: PagedCache) -> list[object]:
         rows.tail[:, live].tolist(),
         [[table.entries[: len(table)].tobytes() for table in cache.sequences[row].tables] for row in live],
         [[table.tiers().tobytes() for table in cache.sequences[row].tables] for row in live],
-        None if leaves is None else leaves._runs,
+        None if leaves is None else leaves.ordered(),
         published,
         [(node := index.node_of_block(block), index.parent(node), index.label(node)) for block in published],
-        (index.num_nodes, index.num_entries, dict(index._root_users)),
+        (
+            index.num_nodes,
+            index.num_entries,
+            {node: index._tree.num_users[node] for node in index._root_by_key.values()},
+        ),
         cache.statistics().prefix,
         cache.pool.counts(),
     ]
@@ -125,11 +133,11 @@ def test_the_kernels_take_plain_steps_and_ends() -> None:
         lru = cache.evictable.lru
         assert lru is not None
         with cache.step({seq: 9}):
-            assert books.end(seq.row, seq.tables[0], seq._root, cache.index, lru) < 0
+            assert not books.end(seq, cache.evictable, cache.sequences)
         twin = seq.fork()
         assert books.open(rows, one, (seq,), starts, tails, pages) == -1  # the begun page is shared
-        assert cache.ending.end(twin)
-        assert cache.ending.end(seq)
+        assert end(cache, twin)
+        assert end(cache, seq)
         cache.check()
 
 
@@ -158,10 +166,10 @@ def test_a_table_that_names_a_block_twice_is_left_to_be_refused() -> None:
         for wrong in ([0, 1, 2, 3, 4, 5, 6, 6], [3, 0, 1, 2, 3, 4, 5, 7]):
             entries[:8] = right[wrong]
             before = cache.pool.refcount.copy()
-            assert not cache.ending.end(seq)
+            assert not end(cache, seq)
             assert np.array_equal(cache.pool.refcount, before)
         entries[:8] = right[:8]
-        assert cache.ending.end(seq)
+        assert end(cache, seq)
         cache.check()
 
 
@@ -191,3 +199,201 @@ def test_arrays_of_other_sizes_are_refused(name: str, changed: np.ndarray) -> No
         assert cache.books.native().open(**given) == 1
         with pytest.raises(ValueError, match="another size, or too few"):
             cache.books.native().open(**{**given, name: changed})
+
+
+# -- the end of a sequence ------------------------------------------------------------------------------------------
+
+
+def computed(cache: PagedCache, tokens: list[int], scope: Scope = PLAIN) -> Sequence:
+    seq = cache.sequence(tokens, scope=scope)
+    with cache.step({seq: seq.num_tokens - seq.length}):
+        pass
+    return seq
+
+
+def end(cache: PagedCache, seq: Sequence) -> bool:
+    """What the native kernels say, with nothing bound anew before."""
+    return cache.books.end(seq, cache.evictable, cache.sequences)
+
+
+def test_a_row_keeps_the_table_of_its_sequence_for_the_next_one() -> None:
+    with open_cache(LAYOUT, num_blocks=BLOCKS) as cache:
+        first = computed(cache, [1] * 9)
+        tables, row = first.tables, first.row
+        kept = id(tables[0])
+        del tables
+        first.free()
+        assert (first.row, first.is_freed, first.tables) == (-1, True, ())
+        second = cache.sequence([2] * 9)
+        assert second.row == row
+        assert id(second.tables[0]) == kept
+        assert len(second.tables[0]) == 0
+        assert (second.tables[0].entries == UNMAPPED).all()
+        with cache.step({second: 9}):
+            cache.check()
+
+
+@pytest.mark.parametrize(
+    "hold", [lambda seq: seq.tables, lambda seq: seq.tables[0], lambda seq: seq.tables[0].entries[1:2]]
+)
+def test_a_table_that_somebody_has_is_not_given_to_another_sequence(hold: Callable[[Sequence], object]) -> None:
+    with open_cache(LAYOUT, num_blocks=BLOCKS) as cache:
+        seq = computed(cache, [1] * 9)
+        entries, held = seq.tables[0].entries.tobytes(), hold(seq)
+        table = id(seq.tables[0])
+        assert end(cache, seq)
+        other = computed(cache, [2] * 9)
+        assert id(other.tables[0]) != table
+        if isinstance(held, PageTable):
+            assert held.entries.tobytes() == entries
+        cache.check()
+
+
+def test_a_snapshot_of_a_step_outlives_the_sequence() -> None:
+    with open_cache(LAYOUT, num_blocks=BLOCKS) as cache:
+        seq = cache.sequence([1] * 9)
+        with cache.step({seq: 9}) as step:
+            before = step.batch.tables[0][0].copy()
+        assert end(cache, seq)
+        computed(cache, [2] * 9)
+        assert np.array_equal(step.batch.tables[0][0], before)
+
+
+def test_a_table_that_is_too_short_or_very_long_is_not_taken_over() -> None:
+    with open_cache(LAYOUT, num_blocks=4 * BLOCKS) as cache:
+        seq = computed(cache, [1] * 9)
+        short = id(seq.tables[0])
+        seq.free()
+        longer = computed(cache, [2] * (4 * 3 * BLOCKS))
+        assert id(longer.tables[0]) != short
+        longer.free()
+        cache.check()
+    with open_cache(LAYOUT, num_blocks=1040) as cache:
+        seq = computed(cache, [1] * (4 * 1030))
+        seq.free()
+        assert set(cache.rows.kept_tables) == {None}
+
+
+def test_what_is_not_plain_does_not_end_natively_and_ends_all_the_same() -> None:
+    class Uses:
+        def hit(self, blocks: np.ndarray) -> None: ...
+
+        def released(self, blocks: np.ndarray) -> None: ...
+
+    def listen(cache: PagedCache) -> None:
+        cache.evictable.uses = Uses()
+
+    def retain(cache: PagedCache) -> None:
+        cache.retention.retain([5] * 8, pin=True)
+
+    def other_order(cache: PagedCache) -> None:
+        cache.evictable.policy = FIFO(BLOCKS)
+
+    def order_without_kernels(cache: PagedCache) -> None:
+        native.choose("off")
+        cache.evictable.policy = LRU(BLOCKS)
+        native.choose("auto")
+
+    def nothing(cache: PagedCache) -> None:
+        pass
+
+    for prepare, is_plain in ((nothing, True), (listen, False), (retain, False), (other_order, False)):
+        check_end(prepare, is_plain)
+    check_end(order_without_kernels, False)
+
+
+def check_end(prepare: Callable[[PagedCache], None], is_plain: bool) -> None:
+    with open_cache(LAYOUT, num_blocks=BLOCKS, eviction="lru") as cache:
+        prepare(cache)
+        seq = computed(cache, [1] * 9)
+        before = cache.pool.counts()
+        assert end(cache, seq) == is_plain, prepare
+        if not is_plain:
+            assert cache.pool.counts() == before
+            assert not seq.is_freed
+            seq.free()
+        assert (cache.pool.counts().used, cache.pool.counts().cached) == (0, 2)
+        cache.check()
+
+
+def test_poison_and_runs_end_in_python() -> None:
+    with open_cache(LAYOUT, num_blocks=BLOCKS, eviction="lru", debug=True) as cache:
+        seq = computed(cache, [1] * 9)
+        assert cache.books.native() is not None
+        assert not end(cache, seq)
+    with open_cache(LAYOUT, num_blocks=BLOCKS, eviction="lru", contiguous=True, prefix_cache=False) as cache:
+        assert cache.runs is not None
+        seq = cache.sequence([1] * 9)
+        cache.runs.reserve(seq.row, 3)
+        with cache.step({seq: 9}):
+            pass
+        assert cache.books.native() is not None
+        assert not end(cache, seq)
+        seq.free()
+        assert cache.pool.counts().used == 0
+
+
+def test_an_end_over_columns_that_were_laid_out_anew_is_left_until_they_are_bound() -> None:
+    with open_cache(LAYOUT, num_blocks=BLOCKS, eviction="lru", max_capacity=2 * BLOCKS * LAYOUT.block_stride) as cache:
+        seq, other, third = (computed(cache, [token] * 9) for token in (1, 2, 3))
+        stale = cache.books.end
+        assert stale(third, cache.evictable, cache.sequences)
+        cache.resize(BLOCKS + 8)
+        assert not stale(seq, cache.evictable, cache.sequences)
+        seq.free()
+        assert seq.is_freed
+        stale = cache.books.end
+        many = [cache.sequence([7]) for _ in range(70)]  # there are 64 rows at first
+        assert not stale(other, cache.evictable, cache.sequences)
+        other.free()
+        cache.free(many)
+        cache.check()
+
+
+def test_the_kernels_end_nothing_once_they_are_off() -> None:
+    with open_cache(LAYOUT, num_blocks=BLOCKS, eviction="lru") as cache:
+        seq, other = computed(cache, [1] * 9), computed(cache, [2] * 9)
+        ended: list[Sequence] = []
+        there = cache.books.end
+        cache.books.end = lambda seq, evictable, sequences: ended.append(seq) or there(seq, evictable, sequences)  # type: ignore[func-returns-value]
+        other.free()
+        native.choose("off")
+        seq.free()
+        assert ended == [other]
+        assert seq.is_freed
+        cache.check()
+
+
+def test_a_root_goes_with_its_last_sequence_unless_pages_hang_under_it() -> None:
+    with open_cache(LAYOUT, num_blocks=BLOCKS, eviction="lru") as cache:
+        twins = [computed(cache, [1] * 3, Scope("a")) for _ in range(2)]
+        full = computed(cache, [1] * 4, Scope("b"))
+        assert end(cache, twins[0])
+        assert cache.index.num_scopes == 2
+        assert end(cache, twins[1])
+        assert end(cache, full)
+        assert cache.index.num_scopes == 1
+        cache.check()
+
+
+def test_a_table_of_another_kind_is_refused_before_anything_changes() -> None:
+    with open_cache(LAYOUT, num_blocks=BLOCKS, eviction="lru") as cache:
+        seq = computed(cache, [1] * 9)
+        right, before = seq.tables[0].entries, cache.pool.counts()
+        for wrong in (right.astype(np.int64), np.repeat(right, 2)[::2], right[:2]):
+            seq.tables[0].entries = wrong
+            with pytest.raises(ValueError, match=r"another size|too few|not C-contiguous"):
+                end(cache, seq)
+            assert cache.pool.counts() == before
+        seq.tables[0].entries = right
+        assert end(cache, seq)
+        cache.check()
+
+
+def test_a_second_end_is_an_error() -> None:
+    with open_cache(LAYOUT, num_blocks=BLOCKS, eviction="lru") as cache:
+        seq = computed(cache, [1] * 9)
+        seq.free()
+        assert not end(cache, seq)
+        with pytest.raises(ConfigError, match="freed"):
+            seq.free()

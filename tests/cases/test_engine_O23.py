@@ -12,7 +12,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from kvpager.cache.ending import Ending
 from kvpager.cache.paged_cache import PagedCache
 from kvpager.cache.step import Step
 from kvpager.engine import Engine, Request, Sampling
@@ -173,9 +172,9 @@ def test_a_crowd_ends_although_blocks_come_back_two_steps_late(
     crowd: list[list[int]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     prompts = crowd[:25]
-    monkeypatch.setattr(Ending, "end", lambda *_: False)  # every sequence goes through what is wrapped here
     with open_engine() as engine:
         assert isinstance(engine.cache, PagedCache)
+        engine.cache.books.can_end = False  # every sequence goes through what is wrapped here
         late = LateRelease(engine)
         most_moving = idle = 0
         with wrapped(engine._queues, "finish", late.finish), wrapped(engine.cache, "free", late.free):

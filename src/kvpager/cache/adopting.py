@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from kvpager.cache.lower_pages import Walk
 from kvpager.cache.page_copies import PageCopies, PageCopy
 from kvpager.cache.prefix_match import page_labels
+from kvpager.cache.prompt_walk import PromptWalk
 from kvpager.cache.sequence import Sequence
 from kvpager.types import FaultKind, TierKind
 
@@ -44,7 +44,7 @@ def adopt_where_they_lie(cache: "PagedCache", seq: Sequence, limit: int) -> None
     depth = limit // page_size
     labels = page_labels(seq.tokens, seq.scope, 0, depth, page_size)
     while depth:
-        walk = Walk(cache, cache.lower.migration, cache._root_key(seq.scope), labels[:depth])
+        walk = PromptWalk(cache, cache.lower.migration, cache._root_key(seq.scope), labels[:depth])
         depth = walk.usable_depth()
         found, missing = _take(walk, copies, depth, seq.resident_limit)
         if missing is None:
@@ -55,7 +55,7 @@ def adopt_where_they_lie(cache: "PagedCache", seq: Sequence, limit: int) -> None
         depth = missing
 
 
-def _take(walk: Walk, copies: PageCopies, depth: int, limit: int | None) -> tuple[list[_Found], int | None]:
+def _take(walk: PromptWalk, copies: PageCopies, depth: int, limit: int | None) -> tuple[list[_Found], int | None]:
     """What each group has of ``depth`` pages; and a page that a tier was said to have and can't give."""
     found = [_Found(walk.first(depth, group)) for group in range(walk.num_groups)]
     for page in range(depth):

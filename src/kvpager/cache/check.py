@@ -24,6 +24,7 @@ def check_cache(cache: "PagedCache") -> None:
     _check_published(cache)
     for seq in cache.sequences.values():
         _check_sequence(cache, seq)
+    cache.rows.check()
     _check_sharing(cache)
     cache.paging.check()
     cache.retention.check()

@@ -46,6 +46,20 @@ class Uses(Protocol):
 class Evictable:
     """The evictable blocks of one pool, in the order of ``policy``."""
 
+    __slots__ = (
+        "_always",
+        "_has_full_group",
+        "_has_window",
+        "_index",
+        "_judge",
+        "_policy",
+        "_pool",
+        "lru",
+        "pins_yield",
+        "retains",
+        "uses",
+    )
+
     def __init__(self, layout: KVLayout, pool: BlockPool, index: PrefixIndex, policy: EvictionPolicy) -> None:
         self._pool = pool
         self._index = index

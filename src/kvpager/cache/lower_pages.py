@@ -22,9 +22,10 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from kvpager.cache.arriving import attach, hold, let_arrive, let_go, resident_blocks, take_held
-from kvpager.cache.prefix_match import first_visible_page, page_labels
+from kvpager.cache.prefix_match import page_labels
+from kvpager.cache.prompt_walk import NOWHERE, MissingPage, PromptWalk
 from kvpager.memory.block_pool import BlockPool
-from kvpager.prefix.hashing import Scope, block_key, page_key
+from kvpager.prefix.hashing import Scope, block_key
 from kvpager.tiers.load import Load, Probe
 from kvpager.tiers.migration import Migration, WriteBack
 from kvpager.tiers.tier import LowerTier, Page
@@ -33,19 +34,8 @@ from kvpager.types import ContentKey, FaultKind, NodeId, TierKind
 if TYPE_CHECKING:
     from kvpager.cache.paged_cache import PagedCache
 
-_NOWHERE = TierKind.NONE
 _PATIENCE = 0.05  # seconds between two looks at the clock
 _LONGEST_WAIT = 60.0  # seconds for pages of one prompt, where no deadline was set: a wait has to have an end
-
-
-@dataclass(frozen=True, slots=True)
-class MissingPage:
-    """Page ``index`` of a prompt in layer group ``group``: not on the device, but in ``tier``."""
-
-    index: int
-    group: int
-    page: Page
-    tier: TierKind
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +58,7 @@ class LowerMatch:
         """Per page behind what the device has: the slowest tier that a part of it comes from."""
         slowest: dict[int, TierKind] = {}
         for each in self.missing:
-            slowest[each.index] = max(each.tier, slowest.get(each.index, _NOWHERE))
+            slowest[each.index] = max(each.tier, slowest.get(each.index, NOWHERE))
         return [slowest[index] for index in sorted(slowest)]
 
 
@@ -122,7 +112,7 @@ class LowerPages:
         page_size = self._cache.layout.page_size
         labels = page_labels(tokens, scope, 0, max(0, limit) // page_size, page_size)
         root_key = self._cache._root_key(scope)
-        walk = Walk(self._cache, self.migration, root_key, labels)
+        walk = PromptWalk(self._cache, self.migration, root_key, labels)
         depth = walk.usable_depth()
         missing = tuple(walk.missing(depth))
         unknown = self.migration.unknown(walk.unknown_keys(depth)) if self.migration.must_ask else None
@@ -224,7 +214,7 @@ class LowerPages:
         fresh = attach(cache, match.root_key, match.labels, came) if cache.epoch == match.epoch else {}
         for each, _, tier in ends:
             if (each.index, each.group) in fresh:
-                promotion.page_tier[each.index] = max(tier, promotion.page_tier.get(each.index, _NOWHERE))
+                promotion.page_tier[each.index] = max(tier, promotion.page_tier.get(each.index, NOWHERE))
         let_arrive(cache, promotion.fresh[::-1], load.histories)
         self.migration.came_up([each.page.key for each, _, _ in ends if (each.index, each.group) in fresh])
         self._let_go_of_resident(promotion)
@@ -335,111 +325,3 @@ class LowerPages:
             depth = depths.get(node, 0)
             depths.update((each, depth + up) for up, each in enumerate(reversed(path), 1))
         return sorted(blocks, key=lambda block: depths[index.node_of_block(block)])
-
-
-class Walk:
-    """Where the pages of a prompt are, layer group by layer group. Looks at no more pages than the answer needs: those
-    of full-attention groups as far as they reach, and then what the windows see at the end of that.
-    """
-
-    def __init__(self, cache: "PagedCache", migration: Migration, root_key: ContentKey, labels: List[bytes]) -> None:
-        self._page_size = cache.layout.page_size
-        self._windows = [group.window for group in cache.layout.groups]
-        self._migration = migration
-        self._labels = labels
-        self._index = cache.index
-        root = cache.index.find_root(root_key)
-        self._chain: list[NodeId] = [] if root is None else cache.index.match(root, list(labels))
-        self._blocks = [cache.index.blocks_in_group(self._chain, group) for group in range(len(self._windows))]
-        last = cache.index.key(self._chain[-1]) if self._chain else root_key
-        self._root_key = root_key
-        self._keys = [last]  # of the last page of the chain, and of those behind it
-
-    @property
-    def num_groups(self) -> int:
-        return len(self._windows)
-
-    def usable_depth(self) -> int:
-        """The largest number of pages behind which every group has, or can get, what a query sees."""
-        depth = self._reach()
-        while depth and (gap := self._first_gap(depth)) is not None:
-            depth = gap  # every depth between sees it too
-        return depth
-
-    def _reach(self) -> int:
-        """How many pages from the start no full-attention group lacks."""
-        full = [group for group, window in enumerate(self._windows) if window is None]
-        if not full:
-            return len(self._labels)
-        columns = [self._blocks[group] for group in full]
-        page = min(column.index(None) if None in column else len(column) for column in columns)
-        while page < len(self._labels) and all(self._place(page, group) is not _NOWHERE for group in full):
-            page += 1
-        return page
-
-    def _first_gap(self, depth: int) -> int | None:
-        """The first page that a query behind ``depth`` pages would see and some windowed group lacks."""
-        gaps = [
-            page
-            for group, window in enumerate(self._windows)
-            if window is not None
-            for page in range(self.first(depth, group), depth)
-            if self._place(page, group) is _NOWHERE
-        ]
-        return min(gaps, default=None)
-
-    def first(self, depth: int, group: int) -> int:
-        """The first page of ``group`` that is needed behind ``depth`` pages."""
-        first = first_visible_page(depth * self._page_size, self._windows[group], self._page_size)
-        return min(first, max(depth - 1, 0))
-
-    def _place(self, page: int, group: int) -> TierKind:
-        if self._is_resident(page, group):
-            return TierKind.DEVICE
-        tier = self._migration.find(block_key(self._key(page), group))
-        return _NOWHERE if tier is None else tier.kind
-
-    def _is_resident(self, page: int, group: int) -> bool:
-        return self.block(page, group) is not None
-
-    def block(self, page: int, group: int) -> int | None:
-        """The device's own block of a page."""
-        return self._blocks[group][page] if page < len(self._chain) else None
-
-    def node(self, page: int) -> NodeId | None:
-        """Where a page has its place in the prefix index."""
-        return self._chain[page] if page < len(self._chain) else None
-
-    def _key(self, page: int) -> ContentKey:
-        """Of a page of the prompt; of page -1, the root's."""
-        if page < len(self._chain):
-            return self._index.key(self._chain[page]) if page >= 0 else self._root_key
-        width = 4 * self._page_size
-        while len(self._chain) + len(self._keys) <= page + 1:
-            label = self._labels[len(self._chain) + len(self._keys) - 1]
-            self._keys.append(page_key(self._keys[-1], label[:width], label[width:]))
-        return self._keys[page + 1 - len(self._chain)]
-
-    def missing(self, depth: int) -> list[MissingPage]:
-        """In the order in which they are useful: the first pages of all groups first."""
-        wanted = [
-            (page, group)
-            for group in range(len(self._windows))
-            for page in range(self.first(depth, group), depth)
-            if not self._is_resident(page, group)
-        ]
-        return [
-            MissingPage(page, group, self.page(page, group), self._place(page, group)) for page, group in sorted(wanted)
-        ]
-
-    def unknown_keys(self, depth: int) -> list[ContentKey]:
-        """Keys of the pages behind ``depth``, as far as the prompt goes."""
-        return [
-            block_key(self._key(page), group)
-            for page in range(depth, len(self._labels))
-            for group in range(len(self._windows))
-        ]
-
-    def page(self, page: int, group: int) -> Page:
-        """What the tiers call it."""
-        return Page(block_key(self._key(page), group), block_key(self._key(page - 1), group), group)

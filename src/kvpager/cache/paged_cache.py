@@ -16,7 +16,7 @@ from kvpager.cache.books import Books
 from kvpager.cache.check import check_cache
 from kvpager.cache.copying import make_writable
 from kvpager.cache.cutting import truncate
-from kvpager.cache.ending import Ending
+from kvpager.cache.ending import can_end_natively, end_part_by_part
 from kvpager.cache.evictable import Evictable
 from kvpager.cache.fault import FaultLog
 from kvpager.cache.giving_back import clear_prefix
@@ -39,7 +39,6 @@ from kvpager.errors import ConfigError
 from kvpager.memory.arena import Arena
 from kvpager.memory.block_pool import BlockPool
 from kvpager.memory.layout import KVLayout
-from kvpager.memory.page_table import PageTable
 from kvpager.prefix.hashing import Scope, page_key, root_key
 from kvpager.prefix.index import PrefixIndex
 from kvpager.tiers.disk.session_files import Session, SessionFiles
@@ -72,6 +71,7 @@ class PagedCache:
         prefix_cache: bool,
         match_inside_pages: bool,
         rewind: int,
+        runs: Runs | None = None,
     ) -> None:
         self.layout = layout
         self.pool = pool
@@ -79,8 +79,12 @@ class PagedCache:
         self.tiers = tuple(tiers)
         self.rows = SequenceRows(layout.num_groups)
         self.sequences: dict[int, Sequence] = {}  # by row
-        self.books = Books(self.rows, pool, index, layout.page_size)
         self.evictable = evictable
+        self._windows = [group.window for group in layout.groups]
+        self._has_only_windows = None not in self._windows
+        self.has_windows = any(window is not None for window in self._windows)
+        self.runs = runs
+        self.books = Books(self.rows, pool, index, evictable, layout.page_size, can_end=can_end_natively(self))
         self._reclaimer = reclaimer
         self._faults = faults
         self.access = access
@@ -88,10 +92,6 @@ class PagedCache:
         self._prefix_cache = prefix_cache
         self._rewind = rewind
         self._matcher = PrefixMatcher(layout, index, match_inside_pages, self.books)
-        self._windows = [group.window for group in layout.groups]
-        self._has_only_windows = None not in self._windows
-        self.has_windows = any(window is not None for window in self._windows)
-        self.ending = Ending(self)
         self._root_keys: dict[tuple[str, str, str], ContentKey] = {}
         self._lookups = self._prompt_tokens = self._hit_tokens = self._computed_tokens = 0
         self._hits_by_tier = dict.fromkeys(TierKind, 0)
@@ -101,7 +101,6 @@ class PagedCache:
         self.epoch = 0  # of the index: how often everything in it was forgotten
         self.lower: LowerPages | None = None  # the tiers below the device, where there are any
         self.paging = Paging(self)
-        self.runs: Runs | None = None  # where each sequence has one run of blocks instead of any blocks
         self._steps = Steps(self, rewind)
         self.retention: Retainer  # set by whoever opens the cache, as it needs a clock
         self.page_log: PageLog | None = None  # as long as somebody listens
@@ -200,7 +199,7 @@ class PagedCache:
         row, page_size = self.rows.take(), self.layout.page_size
         seq = Sequence(self, row, ids, scope)
         pages = 8 if ids is None else len(ids) // page_size + 8
-        seq.tables = tuple([PageTable(page_size, pages) for _ in self._windows])
+        seq.tables = self.rows.tables_for(row, page_size, pages)
         self.sequences[row] = seq
         if resident_limit is not None:
             seq.resident_limit = resident_limit
@@ -261,9 +260,10 @@ class PagedCache:
             self.check_usable(seq)
         if len(sequences) > 1 and len(set(sequences)) < len(sequences):
             raise ConfigError("a sequence is named twice; free it once")
+        has_kernels = self.books.native() is not None
         for seq in sequences:
-            if not self.ending.end(seq):
-                self.ending.end_part_by_part(seq)
+            if not (has_kernels and self.books.end(seq, self.evictable, self.sequences)):
+                end_part_by_part(self, seq)
         self.retention.let_go(sequences)
 
     def truncate(self, seq: Sequence, length: int) -> None:

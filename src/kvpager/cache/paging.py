@@ -12,7 +12,6 @@ pages of an open step, and pinned ones. Which of the others go says cache/workin
 
 from collections.abc import Mapping
 from collections.abc import Sequence as List
-from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -20,6 +19,7 @@ import numpy as np
 
 from kvpager.cache.away import PagingCounts
 from kvpager.cache.check_away import check_away
+from kvpager.cache.exchanging import exchange_pages
 from kvpager.cache.non_resident import NonResidentPages
 from kvpager.cache.page_copies import PageCopies, PageCopy
 from kvpager.cache.paging_in import Arrivals
@@ -28,7 +28,6 @@ from kvpager.cache.paging_statistics import PagingStatistics
 from kvpager.cache.partings import Partings
 from kvpager.cache.sequence import Sequence
 from kvpager.cache.step import Step, StepBatch, Touched
-from kvpager.cache.working_set import exchange
 from kvpager.errors import ConfigError, OutOfBlocks, PagesLost
 from kvpager.tiers.staging import Window
 from kvpager.types import FaultKind, TierKind
@@ -38,7 +37,6 @@ if TYPE_CHECKING:
     from kvpager.cache.paged_cache import PagedCache
 
 _COPY_SECONDS = 5.0  # for pages that have to be written down before a step
-_EXCHANGE_EVERY = 8  # steps
 _PATIENCE = 0.05  # seconds between two looks at the clock
 MIN_LIMIT = 2  # pages: the one being written, and the one before it
 
@@ -351,29 +349,9 @@ class Paging:
                 for group in range(self._cache.layout.num_groups):
                     self.partings.drop_pages(seq, group, seq.attention.pages_to_give_back(group, seq.length))
             if not self._cache.rows.open_steps[seq.row]:
-                self._exchange(seq)
+                if self._tiers is not None:
+                    exchange_pages(seq, self._tiers.departures, self._tiers.arrivals)
                 self.begin_writing(seq, int(step.batch.query_lengths[at]))
-
-    def _exchange(self, seq: Sequence) -> None:
-        """Where attention selects pages, those below that it selects often begin to come up, and others go."""
-        state = seq.attention
-        if state is None or state.is_exact or seq.resident_limit is None or seq.away is None:
-            return
-        for group, away in enumerate(seq.away):
-            away.num_steps += 1
-            if away.num_steps < _EXCHANGE_EVERY or not away.num_out:
-                continue
-            away.num_steps = 0
-            use, table = state.page_use(group), seq.tables[group]
-            if use is None:
-                continue
-            below = np.flatnonzero(table.tiers() > TierKind.DEVICE)
-            departures = self._below.departures
-            found = exchange(departures.unpinned(seq, group), below, len(table), use)
-            went = departures.move_out(seq, group, departures.clean_or_written(seq, group, found.go), len(found.go))
-            sound = [page for page in found.come.tolist() if away.copies[page].error is None]
-            with suppress(OutOfBlocks):  # others were faster
-                self._below.arrivals.begin(seq, group, np.array(sound[:went], np.int64))
 
     def _special(self, step: Step, counts: np.ndarray) -> list[tuple[int, Sequence]]:
         special = counts & self._cache.rows.is_special[step.batch.rows]

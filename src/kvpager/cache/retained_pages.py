@@ -14,16 +14,20 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from kvpager.cache.prefix_match import page_labels
 from kvpager.errors import InvariantError
 from kvpager.eviction.partitioned import Partitioned, alike
 from kvpager.eviction.policy import DEFAULT_PRIORITY, NO_USE, EvictionPolicy, Use
-from kvpager.prefix.hashing import block_key
+from kvpager.prefix.hashing import Scope, block_key, page_key
 from kvpager.tiers.slot_book import HasBook, SlotBook
 from kvpager.tiers.tier import LowerTier
 from kvpager.types import ContentKey
 
 if TYPE_CHECKING:
+    from array import array
+
     from kvpager.cache.paged_cache import PagedCache
+    from kvpager.cache.sequence import Sequence as KVSequence
 
 
 @dataclass(slots=True)
@@ -109,6 +113,32 @@ class RetainedPages:
             wishes = self._wishes[key] = PageWishes(key)
             self._lies_in(wishes, block)
         return wishes
+
+    def of_tokens(self, tokens: "array[int]", scope: Scope, stop: int) -> list[list[PageWishes]]:
+        """Pages 0 .. stop-1, each in all layer groups."""
+        size, index, groups = self._cache.layout.page_size, self._cache.index, range(self._cache.layout.num_groups)
+        key = self._cache._root_key(scope)
+        labels = page_labels(tokens, scope, 0, stop, size)
+        root = index.find_root(key)
+        chain = [] if root is None else index.match(root, labels)
+        pages = []
+        for at, label in enumerate(labels):
+            key = page_key(key, label[: 4 * size], label[4 * size :])
+            found = [index.block(chain[at], group) if at < len(chain) else None for group in groups]
+            pages.append([self.open(block_key(key, group), found[group]) for group in groups])
+        return pages
+
+    def of_sequence(self, seq: "KVSequence", first: int, stop: int, published: int) -> list[list[PageWishes]]:
+        """Pages first .. stop-1 of a sequence, which stands on its page published-1."""
+        index, groups = self._cache.index, range(self._cache.layout.num_groups)
+        node, pages = seq._node, list[list[PageWishes]]()
+        for page in range(published - 1, first - 1, -1):
+            assert node is not None
+            if page < stop:
+                key = index.key(node)
+                pages.append([self.open(block_key(key, group), index.block(node, group)) for group in groups])
+            node = index.parent(node)
+        return pages[::-1]
 
     def close(self, wishes: PageWishes) -> None:
         """Forgets a page of which nothing is wanted any more."""

@@ -7,7 +7,8 @@ A retention given with a sequence covers its pages as they come, and its times b
 given by ``retain`` covers tokens, there or not, and its times begin at once. Pages are named by content key, so that
 what is said of one holds wherever it is. Time passes in ``tick``, which the cache calls at the border of each step.
 
-It knows no order (eviction/partitioned.py does) and no quotas (cache/quotas.py).
+It knows no order (eviction/partitioned.py does) and no quotas (cache/quotas.py); content whose time is over goes by
+cache/doomed_pages.py.
 """
 
 from array import array
@@ -16,14 +17,14 @@ from dataclasses import dataclass, field
 from heapq import heappop, heappush
 from typing import TYPE_CHECKING
 
-from kvpager.cache.prefix_match import page_labels
+from kvpager.cache.doomed_pages import DoomedPages
 from kvpager.cache.quotas import Quotas
 from kvpager.cache.retained_pages import PageWishes, RetainedPages
 from kvpager.cache.retention_terms import Retained, Retention, RetentionStatistics, Verdict
 from kvpager.cache.sequence import token_array
 from kvpager.errors import ConfigError, InvariantError
 from kvpager.eviction.policy import EvictionPolicy
-from kvpager.prefix.hashing import Scope, block_key, page_key
+from kvpager.prefix.hashing import Scope
 from kvpager.types import Clock, ContentKey
 
 if TYPE_CHECKING:
@@ -31,7 +32,6 @@ if TYPE_CHECKING:
     from kvpager.cache.sequence import Sequence as KVSequence
 
 _NO_SCOPE = Scope()
-_CLOSE_SECONDS = 5.0  # for copies of pages that must not outlive the process
 
 
 @dataclass(slots=True, eq=False)
@@ -75,8 +75,7 @@ class Retainer:
         self._bound: dict[KVSequence, list[_Record]] = {}
         self._due: list[tuple[float, int, bool]] = []  # a heap: when, whose, and whether the content ends then
         self._next_id = self._size = 0
-        self._doomed: dict[ContentKey, PageWishes] = {}  # gone as soon as nobody uses, moves or pins them
-        self._dropped_by_ttl = 0
+        self._doomed = DoomedPages(cache, self._pages)
         self.is_used = False
 
     # -- what users call ----------------------------------------------------------------------------------------
@@ -129,8 +128,7 @@ class Retainer:
             record = self._records.get(id)
             if record is not None:
                 self._run_out(record, is_content)
-        if self._doomed and (self._pages.has_changed or self._cache.lower is not None):
-            self._drop_doomed()
+        self._doomed.tick()
         self._quotas.enforce()
         return self._cache.pool.num_free - free
 
@@ -143,7 +141,7 @@ class Retainer:
             pages=len(self._pages),
             pinned=self._pages.num_pinned,
             max_pinned=self.max_pinned,
-            dropped_by_ttl=self._dropped_by_ttl,
+            dropped_by_ttl=self._doomed.num_dropped,
             dropped_by_quota=self._quotas.dropped,
             pins_yielded=self._cache._reclaimer.pins_yielded,
             tenants=self._quotas.usage(),
@@ -180,7 +178,7 @@ class Retainer:
         for record in records:
             stop = self._last_page(record.wish.stop, published)
             if stop > record.num_pages:
-                self._extend(record, self._pages_behind(seq, record.num_pages, stop, published))
+                self._extend(record, self._pages.of_sequence(seq, record.num_pages, stop, published))
         self._answer_again(seq, records)
 
     def cut(self, seq: "KVSequence") -> None:
@@ -225,11 +223,7 @@ class Retainer:
         """No content that has a time to live outlives the cache, as no pin does. REQUIRES: no sequences."""
         for record in list(self._records.values()):
             self._run_out(record, is_content=record.wish.ttl is not None)
-        if self._doomed:
-            self._drop_doomed()
-        if self._doomed and self._cache.lower is not None:
-            self._cache.lower.settle(_CLOSE_SECONDS)
-            self._drop_doomed()
+        self._doomed.close()
 
     # -- beginning and growing ----------------------------------------------------------------------------------
 
@@ -249,7 +243,7 @@ class Retainer:
         record = _Record(self._next_id, wish, first, is_open=seq is not None)
         self._next_id += 1
         self._records[record.id] = record
-        self._extend(record, self._pages_of(tokens, scope, stop))
+        self._extend(record, self._pages.of_tokens(tokens, scope, stop))
         if wish.pin and wish.priority is None and wish.ttl is None and record.is_full and self._end_of(record) <= first:
             self._end(record)
             return _refused(record.reason)
@@ -283,32 +277,6 @@ class Retainer:
                 self._end(record)
         return swept
 
-    def _pages_of(self, tokens: "array[int]", scope: Scope, stop: int) -> list[list[PageWishes]]:
-        """Pages 0 .. stop-1, each in all layer groups."""
-        size, index, groups = self._cache.layout.page_size, self._cache.index, range(self._cache.layout.num_groups)
-        key = self._cache._root_key(scope)
-        labels = page_labels(tokens, scope, 0, stop, size)
-        root = index.find_root(key)
-        chain = [] if root is None else index.match(root, labels)
-        pages = []
-        for at, label in enumerate(labels):
-            key = page_key(key, label[: 4 * size], label[4 * size :])
-            found = [index.block(chain[at], group) if at < len(chain) else None for group in groups]
-            pages.append([self._pages.open(block_key(key, group), found[group]) for group in groups])
-        return pages
-
-    def _pages_behind(self, seq: "KVSequence", first: int, stop: int, published: int) -> list[list[PageWishes]]:
-        """Pages first .. stop-1 of a sequence, which stands on its page published-1."""
-        index, groups = self._cache.index, range(self._cache.layout.num_groups)
-        node, pages = seq._node, list[list[PageWishes]]()
-        for page in range(published - 1, first - 1, -1):
-            assert node is not None
-            if page < stop:
-                key = index.key(node)
-                pages.append([self._pages.open(block_key(key, group), index.block(node, group)) for group in groups])
-            node = index.parent(node)
-        return pages[::-1]
-
     def _extend(self, record: _Record, pages: list[list[PageWishes]]) -> None:
         """The retention covers these pages too, which follow those it has; pins as far as they may."""
         wish = record.wish
@@ -332,7 +300,7 @@ class Retainer:
                 self._pages.rank(each, wish.priority)
             if wish.ttl is not None:
                 each.lives += 1
-                self._spare(each)
+                self._doomed.spare(each)
         if wish.priority is not None or wish.ttl is not None:
             record.named |= {each.key: each for each in named}
         self._size += record.size - before
@@ -366,9 +334,7 @@ class Retainer:
             return
         for each in record.named.values() if is_content else ():
             if each.lives == 1:  # no other retention gives it longer
-                each.is_doomed = True
-                self._doomed[each.key] = each
-                self._pages.has_changed = True
+                self._doomed.add(each)
         self._end(record)
 
     def _let_rank_go(self, record: _Record, *, keeps_rank: bool = False) -> None:
@@ -393,30 +359,6 @@ class Retainer:
             each.lives -= record.wish.ttl is not None
             self._pages.close(each)
 
-    # -- content that has to go ---------------------------------------------------------------------------------
-
-    def _spare(self, page: PageWishes) -> None:
-        """Somebody gives the page a new time to live."""
-        page.is_doomed = False
-        self._doomed.pop(page.key, None)
-
-    def _drop_doomed(self) -> None:
-        """What has run out goes from all tiers; what is used, pinned or moved goes later."""
-        cache, lower = self._cache, self._cache.lower
-        self._pages.has_changed = False
-        due = [each for each in self._doomed.values() if not each.pins]
-        here = [each.block for each in due if each.block is not None and cache.pool.refcount[each.block] == 0]
-        if here:
-            self._dropped_by_ttl += len(here)
-            cache._reclaimer.forget(cache.evictable.with_dependants(here))
-        for tier in self._pages.tiers():
-            tier.forget([each.key for each in due])
-        moving = set() if lower is None else lower.migration.moving_keys()
-        for each in due:
-            if each.block is None and each.key not in moving:
-                self._spare(each)
-                self._pages.close(each)
-
     # -- order --------------------------------------------------------------------------------------------------
 
     def check(self) -> None:
@@ -429,7 +371,7 @@ class Retainer:
                 counts = wanted.setdefault(each.key, [0, 0, 0])
                 counts[1] += record.wish.ttl is not None
                 counts[2] += record.wish.priority is not None and not record.has_lost_rank
-        self._pages.check(wanted, self._doomed)
+        self._pages.check(wanted, self._doomed.by_key)
         if self._size != sum(record.size for record in self._records.values()):
             raise InvariantError("the pages that retentions name are counted wrong")
 

@@ -195,8 +195,9 @@ class Sequence:
         ``stop``: why the request ended, where that is known; some eviction policies learn from it.
         """
         self.stop = stop
-        if self.is_freed or not self._cache.ending.end(self):
-            self._cache.free((self,))
+        cache = self._cache
+        if native.is_off or not cache.books.end(self, cache.evictable, cache.sequences):
+            cache.free((self,))
 
     def use(self) -> Use:
         """What eviction policies are told when pages are let go."""

@@ -134,12 +134,12 @@ class Steps:
     def _known_rows(self, sequences: List[Sequence]) -> np.ndarray:
         """The rows of sequences that are usable."""
         same = tuple(sequences)
-        if self._last_changes != self._rows.num_changes or self._last_sequences != same:
+        if self._last_changes != self._rows.changes[0] or self._last_sequences != same:
             rows = np.fromiter(map(_row_of, sequences), np.int64, len(sequences))
             if rows.min() < 0 or set(map(_cache_of, sequences)) != {self._cache}:
                 for seq in sequences:
                     self._cache.check_usable(seq)
-            self._last_sequences, self._last_rows, self._last_changes = same, rows, self._rows.num_changes
+            self._last_sequences, self._last_rows, self._last_changes = same, rows, self._rows.changes[0]
         return self._last_rows
 
     def _check_tokens(self, sequences: List[Sequence], rows: np.ndarray, counts: np.ndarray) -> None:

@@ -8,7 +8,10 @@ from array import array
 
 import numpy as np
 
+from kvpager import native
+from kvpager.errors import InvariantError
 from kvpager.eviction.policy import Use
+from kvpager.eviction.ranked_leaves import RankedLeaves
 from kvpager.eviction.ranked_policy import RankedPolicy
 
 
@@ -18,6 +21,8 @@ class LRU(RankedPolicy):
 
     def __init__(self, num_blocks: int) -> None:
         super().__init__(num_blocks)
+        if (leaves := getattr(native.module(), "RankedLeaves", None)) is not None:
+            self._leaves = leaves(num_blocks)
         self.ranks = array("q", [0]) * num_blocks  # those of a run are written at once
         self._rank = self.ranks
         self._columns = [(self.ranks, 0)]
@@ -39,6 +44,8 @@ class LRU(RankedPolicy):
         self.ranks = self._rank = kept + array("q", [0]) * (num_blocks - len(kept))
         self._columns = [(self.ranks, 0)]
 
-    def offer_one(self, block: int) -> None:
-        """``offer`` of one."""
-        self._leaves.offer(block, self.ranks[block])
+    def check(self, offered: np.ndarray) -> None:
+        if isinstance(self._leaves, RankedLeaves):
+            super().check(offered)
+        elif sorted(self._leaves.ordered()) != sorted(offered.tolist()):
+            raise InvariantError("a policy does not offer exactly the evictable blocks")

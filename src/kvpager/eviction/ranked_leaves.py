@@ -80,6 +80,10 @@ class RankedLeaves:
     def lowest(self) -> int | None:
         return self._runs[0][0] & _BLOCK if self._runs else None
 
+    def ordered(self) -> list[int]:
+        """All that are offered, the lowest first."""
+        return [entry & _BLOCK for run in self._runs for entry in run]
+
     def hand_lowest_to(self, other: "RankedLeaves") -> int:
         """It is offered there instead, with the rank it has, which is returned. REQUIRES: here is one and not there."""
         run = self._runs[0]

@@ -32,6 +32,7 @@ _FREE, _USED, _CACHED, _MOVING = (
 _AFTER_ALLOCATE = following(BlockEvent.ALLOCATE)
 _AFTER_RELEASE = following(BlockEvent.DROP), following(BlockEvent.KEEP)
 _CAN_BE_PUBLISHED = np.isin(np.arange(len(BlockState)), [BlockState.USED, BlockState.MOVING])
+_STALE = -1  # free blocks of columns that were laid out anew: so native kernels see that they hold the old ones
 _POISON = 0xFF  # NaN in every float dtype: a read of freed memory shows
 
 
@@ -285,7 +286,9 @@ class BlockPool:
             setattr(self, name, _resized(getattr(self, name), num_blocks, 0))
         self._order = np.arange(num_blocks)
         self._states = _resized(self._states, num_blocks, BlockState.FREE)
-        self._counts[BlockState.FREE] = len(free)
+        stale, self._counts = self._counts, self._counts[:]
+        self._counts[_FREE] = len(free)
+        stale[_FREE] = _STALE
 
     def move(self, sources: np.ndarray, targets: np.ndarray) -> None:
         """Gives everything the used or cached blocks ``sources`` are to the free blocks ``targets``, bytes included.

@@ -25,12 +25,8 @@ UNMAPPED = -1  # in the block array only; questions answer with Location(tier=NO
 _NONE, _DEVICE = int(TierKind.NONE), int(TierKind.DEVICE)  # plain: numpy compares with them several times faster
 
 
-_EMPTY = np.full(4096, UNMAPPED, np.int32)
-
-
-def _unmapped(count: int) -> np.ndarray:
-    """Entries of so many pages: of a usual table a copy, which is several times faster to have."""
-    return _EMPTY[:count].copy() if count <= len(_EMPTY) else np.full(count, UNMAPPED, np.int32)
+_EMPTY = np.full(4096, UNMAPPED, np.int32)  # a copy of a part of it is several times faster to have than a new array
+_MOST_EMPTY = len(_EMPTY)
 
 
 def entry_of_slot(slots: np.ndarray) -> np.ndarray:
@@ -63,7 +59,7 @@ class PageTable:
 
     def __init__(self, page_size: int, capacity: int = 8) -> None:
         self.page_size = page_size
-        self.entries = _unmapped(capacity)
+        self.entries = _EMPTY[:capacity].copy() if capacity <= _MOST_EMPTY else np.full(capacity, UNMAPPED, np.int32)
         self._tiers: np.ndarray | None = None  # as long as every page that is mapped lies on the device
         self._num_pages = 0
 

@@ -60,7 +60,6 @@ class PrefixIndex:
         self._num_groups = num_groups
         self._tree = PageTree(self._page_bytes)
         self._root_by_key: dict[ContentKey, int] = {}
-        self._root_users: dict[int, int] = {}  # sequences that stand on a root
         self._keys: list[ContentKey | None] = []
         self._blocks = [array("q") for _ in range(num_groups)]
         self._tree.columns = [(self._keys, None), *((column, NONE) for column in self._blocks)]
@@ -146,7 +145,7 @@ class PrefixIndex:
 
     def columns(self) -> tuple[object, ...]:
         """What the native kernels work on, in their order."""
-        return self._tree, self._blocks, self._node_of_block, self._group_of_block, self._root_users
+        return self._tree, self._blocks, self._node_of_block, self._group_of_block
 
     def key(self, node: NodeId) -> ContentKey:
         """The content key of a node; computed once, from its parents."""
@@ -174,13 +173,12 @@ class PrefixIndex:
             node = self._tree.add_root()
             self._keys[node] = key
             self._root_by_key[key] = node
-            self._root_users[node] = 0
-        self._root_users[node] += 1
+        self._tree.num_users[node] += 1
         return NodeId(node)
 
     def leave_root(self, root: NodeId) -> None:
         """One user less; a root without users and pages goes."""
-        self._root_users[root] -= 1
+        self._tree.num_users[root] -= 1
         if self._tree.num_children[root] == 0:
             self.prune(root)
 
@@ -313,7 +311,7 @@ class PrefixIndex:
         while self._tree.num_children[at] == 0 and not self.blocks_of(NodeId(at)):
             parent = self._tree.parent[at]
             if parent == NONE:
-                if self._root_users[at] == 0:
+                if self._tree.num_users[at] == 0:
                     self._remove_root(at)
                 return NodeId(at)
             self._tree.remove(at)
@@ -352,7 +350,7 @@ class PrefixIndex:
     def _remove_root(self, root: int) -> None:
         key = self._keys[root]
         assert key is not None
-        del self._root_by_key[key], self._root_users[root]
+        del self._root_by_key[key]
         self._tree.remove(root)
 
     def check(self) -> None:

@@ -31,6 +31,24 @@ class PageTree:
     ``columns`` of others, one value per node, with what an empty one holds; they grow with the nodes.
     """
 
+    __slots__ = (
+        "_child_by_token",
+        "_content",
+        "_free",
+        "_next_sibling",
+        "_node_by_edge",
+        "_num_used",
+        "_only_child",
+        "_page_bytes",
+        "_previous_sibling",
+        "_run",
+        "_run_pages",
+        "columns",
+        "num_children",
+        "num_users",
+        "parent",
+    )
+
     def __init__(self, page_bytes: int) -> None:
         self._page_bytes = page_bytes
         self.parent = array("q")
@@ -39,6 +57,7 @@ class PageTree:
         self._free: list[int] = []
         self._num_used = 0  # nodes from here on never were in use
         self._only_child = array("q")  # NONE where there is none, or where they are listed
+        self.num_users = array("q")  # of a root: whoever stands on it
         self._run = array("q")  # the first node of its run; NONE of roots and where there is no node
         self._content: list[bytes] = []  # at the first node of a run: its pages, and perhaps more, but for a run of one
         self._run_pages: list[int] = []  # there too
@@ -197,6 +216,7 @@ class PageTree:
         self._only_child = self._only_child + nothing
         self._run = self._run + nothing
         self.num_children = self.num_children + array("q", bytes(8 * count))
+        self.num_users = self.num_users + array("q", bytes(8 * count))
         for column in (self._next_sibling, self._previous_sibling, self._run_pages):
             column += [NONE] * count
         self._content += [b""] * count
