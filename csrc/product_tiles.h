@@ -83,7 +83,8 @@ inline void load_either(const void* at, int64_t apart) {
 }
 
 // OUTPUTS tiles of weights times GROUPS groups of rows: sums [group][output of two] += chunks `from` to `to`, the first of
-// which sets them; what goes on meanwhile gets its turn with each chunk. ARE_FEW: rows; they are read again and again then while weights pass by, and else the other way round.
+// which sets them. ARE_FEW: rows; they are read again and again then while weights pass by, and else the other way round,
+// and what goes on meanwhile has its turn with each chunk.
 template <int OUTPUTS, int GROUPS, bool ARE_FEW, class Meanwhile>
 void add_block(TileWeights w, const uint8_t* x, int64_t group_bytes, int64_t from, int64_t to, float* sums,
                Meanwhile& meanwhile) {
