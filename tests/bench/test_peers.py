@@ -186,6 +186,20 @@ class TestResults:
         found = {each.name: each.value for each in results(rounds, {}, about, {}, {}, 64 << 20)}
         assert found["peak_memory_vs_leanest"] == 1.2, "a's: 300 over 300 is b's, and 300 over 50 nobody's"
 
+    def test_memory_is_compared_over_the_same_rounds(self) -> None:
+        """An engine that keeps what it has computed takes more with each round; only the fastest peer runs them all."""
+        rounds: Rounds = {
+            "1x128": {OURS: [run_of(1.0, 60), run_of(1.0, 90)], "a": [run_of(1.0, 50)]},
+            "32x128": {OURS: [run_of(1.0, 100), run_of(1.0, 300)], "a": [run_of(1.0, 200), run_of(1.0, 250)]},
+        }
+        about = dict.fromkeys((OURS, "a"), ABOUT)
+        found = {each.name: each.value for each in results(rounds, {}, about, {}, {}, 64 << 20)}
+        assert found["peak_memory_vs_leanest"] == 1.2
+        rounds["32x128"]["a"].pop()
+        found = {each.name: each.value for each in results(rounds, {}, about, {}, {}, 64 << 20)}
+        assert found["peak_memory_vs_leanest"] == 0.5
+        assert found["peak_memory_all_rounds_vs_leanest"] == 1.5
+
 
 class _Scripted:
     """``seconds``: of its runs, by workload or of all; of several rounds, one after the other."""

@@ -89,14 +89,23 @@ def _ratios(rounds: Rounds, parts: Parts, peers: list[str]) -> Iterator[Result]:
         yield from found
     memory = [over for peer in peers if (over := _memory_over(rounds, peer)) is not None]
     if memory:
-        yield Result("peak_memory_vs_leanest", max(memory), "ratio", at_most=MEMORY_AT_MOST)
+        matched, all_rounds = zip(*memory, strict=True)
+        yield Result("peak_memory_vs_leanest", max(matched), "ratio", at_most=MEMORY_AT_MOST)
+        yield Result("peak_memory_all_rounds_vs_leanest", max(all_rounds), "ratio")
 
 
-def _memory_over(rounds: Rounds, peer: str) -> float | None:
-    """Our most memory over a peer's, in the workloads that both have run to their end; None: there is none."""
+def _memory_over(rounds: Rounds, peer: str) -> tuple[float, float] | None:
+    """Our most memory over a peer's, in the workloads that both have run to their end: in the rounds that both have
+    run, and in all that either has. None: there is no such workload."""
     common = {name: runs for name, runs in rounds.items() if runs.get(OURS) and runs.get(peer)}
-    peaks = peak_bytes(common)
-    return peaks[OURS] / peaks[peer] if common else None
+    if not common:
+        return None
+    matched = {}
+    for name, runs in common.items():
+        count = min(len(runs[OURS]), len(runs[peer]))
+        matched[name] = {engine: runs[engine][:count] for engine in (OURS, peer)}
+    same, every = peak_bytes(matched), peak_bytes(common)
+    return same[OURS] / same[peer], every[OURS] / every[peer]
 
 
 def _against_best(
