@@ -1,26 +1,18 @@
 """The evictable blocks of an LRU order, natively: what Python's are, one operation after the other."""
 
 from array import array
-from typing import Any
+from types import ModuleType
 
 import numpy as np
 import pytest
 
-from kvpager import native
 from kvpager.eviction.ranked_leaves import RankedLeaves
-
-
-def native_leaves(num_blocks: int) -> Any:
-    make = getattr(native.module(), "RankedLeaves", None)
-    if make is None:
-        pytest.skip(f"no native leaves: {native.why_not() or 'the kernels are built from older sources'}")
-    return make(num_blocks)
 
 
 @pytest.mark.parametrize("num_blocks", [0, 3000])  # the native ones know how many to expect, and take more
 @pytest.mark.parametrize("num_ranks", [20, 10**6])
-def test_native_leaves_keep_the_same_order(num_blocks: int, num_ranks: int) -> None:
-    ours, theirs = RankedLeaves(), native_leaves(num_blocks)
+def test_native_leaves_keep_the_same_order(native: ModuleType, num_blocks: int, num_ranks: int) -> None:
+    ours, theirs = RankedLeaves(), native.RankedLeaves(num_blocks)
     generator = np.random.default_rng(1)
     ranks = array("q", [0]) * 3000
     for share in (0.9, 0.1, 0.6, 0.0):
@@ -44,8 +36,8 @@ def test_native_leaves_keep_the_same_order(num_blocks: int, num_ranks: int) -> N
         assert [block for block in range(3001) if block in theirs] == sorted(ours.ordered())
 
 
-def test_native_leaves_refuse_what_they_cannot_rank() -> None:
-    leaves = native_leaves(4)
+def test_native_leaves_refuse_what_they_cannot_rank(native: ModuleType) -> None:
+    leaves = native.RankedLeaves(4)
     for block, rank in ((-1, 0), (2**32, 0), (0, -(2**63))):
         with pytest.raises(IndexError):
             leaves.offer(block, rank)
